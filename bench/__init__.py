@@ -1,0 +1,1 @@
+"""Benchmarks: each answers one question, as a ratio within one run."""

@@ -1,0 +1,1 @@
+"""Finding a model's files and loading them."""

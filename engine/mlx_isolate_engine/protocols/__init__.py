@@ -1,0 +1,1 @@
+"""Wire protocols: parse a request body into a CompletionRequest, format events back."""

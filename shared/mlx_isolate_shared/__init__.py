@@ -1,0 +1,1 @@
+"""Contracts between supervisor and engine; standard library and msgspec only."""

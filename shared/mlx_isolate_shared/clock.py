@@ -1,0 +1,28 @@
+"""The one place that reads time, so that tests can replace it."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Reads of time, in seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for durations and deadlines."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch; for display and file times only."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for durations and deadlines."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch; for display and file times only."""
+        return time.time()

@@ -1,0 +1,65 @@
+"""What the relay needs of a slot: a place in one engine, and the truth about its death."""
+
+from typing import Literal, Protocol
+
+from mlx_isolate_shared.errors import EngineError
+
+Outcome = Literal["answered", "rejected", "failed", "cancelled"]
+
+
+class Lease(Protocol):
+    """One request's place in one incarnation of one model's engine."""
+
+    @property
+    def socket_path(self) -> str:
+        """Where that incarnation listens."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Number of the incarnation, from 1."""
+        ...
+
+    async def death(self) -> EngineError:
+        """What to tell the client after the connection to the engine broke.
+
+        Waits (bounded, well under a second) until the slot knows why: 502 engine_died with the
+        signal or exit code, or 504 engine_hung when the watchdog ended it.
+        """
+        ...
+
+    def release(self, outcome: Outcome) -> None:
+        """Give the place back. Called exactly once for every lease."""
+        ...
+
+
+class Admission(Protocol):
+    """A slot as the relay sees it."""
+
+    @property
+    def model_id(self) -> str:
+        """The id that clients use."""
+        ...
+
+    async def admit(self, request_id: str) -> Lease:
+        """Wait in the bounded queue for a ready engine with a free place.
+
+        Cancelling the awaiting task leaves the queue. Nothing is leased unless this returns.
+
+        Raises:
+            CapacityError: 429 queue full; 503 circuit open, cannot work, queue timeout (with the
+                last cause); 507 over the memory budget.
+        """
+        ...
+
+
+class Router(Protocol):
+    """Name or alias to slot."""
+
+    def find(self, model: str | None) -> Admission:
+        """The slot for a request's `model` field; None means the first model.
+
+        Raises:
+            RequestError: 404 model_not_found naming the models there are.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Official client libraries and a real browser."""

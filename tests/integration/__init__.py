@@ -1,0 +1,1 @@
+"""Tests with real child processes and sockets."""

@@ -1,0 +1,1 @@
+"""Models and tokenizers made on the spot."""
