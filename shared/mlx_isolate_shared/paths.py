@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mlx_isolate_shared.config import SOCKET_PATH_MAX_LINUX, SOCKET_PATH_MAX_MACOS
+from mlx_isolate_shared.config import SOCKET_PATH_BYTES_MAX
 from mlx_isolate_shared.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def check_socket_path(path: Path) -> None:
     Raises:
         ConfigError: naming the length, the limit and the remedy.
     """
-    limit = SOCKET_PATH_MAX_MACOS if sys.platform == "darwin" else SOCKET_PATH_MAX_LINUX
+    limit = SOCKET_PATH_BYTES_MAX.get(sys.platform, min(SOCKET_PATH_BYTES_MAX.values()))
     length = len(os.fsencode(path))
     if length > limit:
         raise ConfigError(

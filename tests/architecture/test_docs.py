@@ -1,0 +1,57 @@
+"""The docs say what the code does: generated pages, the docs map, promises that name their tests."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import generated
+from tests.architecture.generated import ROOT
+
+NODE_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    for path, text in generated.pages().items():
+        assert path.read_text() == text, (
+            f"{path.relative_to(ROOT)}: run python -m tests.architecture.generated"
+        )
+
+
+def test_every_page_is_on_the_docs_map() -> None:
+    index = (ROOT / "docs/architecture.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        if page.name != "architecture.md":
+            assert str(page.relative_to(ROOT / "docs")) in index, page
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")))
+def test_named_tests_exist(page: Path) -> None:
+    for file, name in NODE_ID.findall(page.read_text()):
+        path = ROOT / file
+        assert path.exists(), f"{page.name} names {file}"
+        names = {
+            node.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert name in names, f"{page.name} names {file}::{name}"
+
+
+def test_each_promise_names_its_test() -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs/behaviour.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith(("| promise", "|---", "| ---"))
+    ]
+    assert rows
+    for row in rows:
+        assert NODE_ID.search(row), f"no test named in: {row}"
