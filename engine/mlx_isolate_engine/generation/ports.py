@@ -1,0 +1,55 @@
+"""What the generation thread needs from its neighbours: a loaded model and a prompt cache."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from mlx_isolate_shared.wire import CacheFigures, ModelFacts
+
+# What a cache entry ends at: the system prompt, the turns before the last message, the whole
+# prompt without its last token, or a completion (also a cancelled one).
+EntryKind = Literal["system", "history", "prompt", "completion"]
+
+
+class LoadedModel(Protocol):
+    """A model and its tokenizer; mlx_lm's untyped objects, used on the generation thread only.
+
+    The tokenizer may be used by any thread for encoding, decoding and templates.
+    """
+
+    @property
+    def model(self) -> Any:
+        """mlx_lm's nn.Module."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """mlx_lm's TokenizerWrapper."""
+        ...
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What it is."""
+        ...
+
+
+class PromptCache(Protocol):
+    """Prefixes of prompts with their KV state; every call happens on the generation thread."""
+
+    def take(self, tokens: Sequence[int], namespace: str) -> tuple[list[Any] | None, int]:
+        """The longest usable prefix of `tokens` as a cache of the caller's own, and its length.
+
+        At least one token is always left to run, so the length is below len(tokens).
+        """
+        ...
+
+    def put(self, tokens: Sequence[int], cache: list[Any], namespace: str, kind: EntryKind) -> None:
+        """Keep a cache that holds exactly `tokens`."""
+        ...
+
+    def figures(self) -> CacheFigures:
+        """Counters; may be read from any thread."""
+        ...
+
+
+LoadModel = Callable[[], LoadedModel]
+MakePromptCache = Callable[[LoadedModel], PromptCache | None]
