@@ -1,0 +1,322 @@
+"""Every setting that can be given from outside, once: its flag, field, spelling and help.
+
+The command line, the environment (`--queue-timeout` is `MLX_ISOLATE_QUEUE_TIMEOUT`), the file's
+engine keys and the configuration page are all made from this table.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from mlx_isolate_supervisor.settings.quantities import (
+    parse_number,
+    parse_size,
+    parse_switch,
+    parse_time,
+    parse_whole,
+)
+
+GB = 1_000_000_000
+ENVIRONMENT_PREFIX = "MLX_ISOLATE_"
+
+Scope = Literal["daemon", "engine"]
+
+
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting.
+
+    Attributes:
+        name: as typed, with its dashes.
+        field: in ServeSettings (scope daemon) or EngineSettings (scope engine).
+        parse: from text to the field's value; raises ValueError with a sentence part.
+        metavar: placeholder in the help; "" for a switch.
+        several: may be given more than once; in the environment separated by commas.
+        secret: its value is never shown.
+        one_model: belongs to one model, so it cannot be given for several on a command line.
+    """
+
+    name: str
+    field: str
+    scope: Scope
+    help: str
+    parse: Callable[[str], object]
+    metavar: str = ""
+    several: bool = False
+    secret: bool = False
+    one_model: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Takes no value: `--metrics`, `--no-metrics`."""
+        return self.metavar == ""
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return ENVIRONMENT_PREFIX + self.name.removeprefix("--").replace("-", "_").upper()
+
+
+def _gigabytes(text: str) -> object:
+    return parse_size(text, GB)
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("is empty")
+    return text
+
+
+def _any_text(text: str) -> str:
+    return text
+
+
+def _port(text: str) -> int:
+    port = parse_whole(text)
+    if port > 65535:
+        raise ValueError("is not a port; ports end at 65535")
+    return port
+
+
+def _positive(text: str) -> int:
+    number = parse_whole(text)
+    if number < 1:
+        raise ValueError("must be at least 1")
+    return number
+
+
+def _fraction(text: str) -> float:
+    number = parse_number(text)
+    if number > 1:
+        raise ValueError("must lie between 0 and 1")
+    return number
+
+
+def _object(text: str) -> object:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError:
+        message = "is not a JSON object, such as '{\"enable_thinking\": false}'"
+        raise ValueError(message) from None
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    by_folded = {choice.lower(): choice for choice in choices}
+
+    def parse(text: str) -> str:
+        try:
+            return by_folded[text.lower()]
+        except KeyError:
+            raise ValueError(f"is not one of {', '.join(choices)}") from None
+
+    return parse
+
+
+def _kv_bits(text: str) -> int:
+    number = parse_whole(text)
+    if number not in (2, 3, 4, 5, 6, 8):
+        raise ValueError("must be one of 2, 3, 4, 5, 6, 8")
+    return number
+
+
+def _daemon(
+    name: str,
+    field: str,
+    parse: Callable[[str], object],
+    metavar: str,
+    help: str,
+) -> Flag:
+    return Flag(name=name, field=field, scope="daemon", parse=parse, metavar=metavar, help=help)
+
+
+def _engine(
+    name: str, parse: Callable[[str], object], metavar: str, help: str, field: str = ""
+) -> Flag:
+    return Flag(
+        name=name,
+        field=field or name.removeprefix("--").replace("-", "_"),
+        scope="engine",
+        parse=parse,
+        metavar=metavar,
+        help=help,
+        one_model=name in ("--adapter-path", "--draft-model", "--chat-template"),
+    )
+
+
+FLAGS: tuple[Flag, ...] = (
+    _daemon("--host", "host", _text, "ADDRESS", "address to listen on"),
+    _daemon("--port", "port", _port, "PORT", "port to listen on; 0 lets the system choose"),
+    _daemon("--config", "config_path", _text, "FILE", "configuration file (YAML)"),
+    _daemon("--watch-config", "watch_config", parse_switch, "", "reload the file when it changes"),
+    _daemon("--run-dir", "run_dir", _text, "FOLDER", "folder for the sockets of the engines"),
+    _daemon("--log-dir", "log_dir", _any_text, "FOLDER", "folder of the log file; '' for none"),
+    _daemon("--cache-dir", "cache_home", _text, "FOLDER", "folder for converted models"),
+    _daemon(
+        "--log-level",
+        "log_level",
+        _choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+        "LEVEL",
+        "how much to log",
+    ),
+    Flag(
+        name="--allowed-origins",
+        field="allowed_origins",
+        scope="daemon",
+        parse=_text,
+        metavar="ORIGIN,…",
+        help="browser origins that may call; '*' for all, 'loopback' for those of this machine",
+        several=True,
+    ),
+    Flag(
+        name="--allowed-hosts",
+        field="allowed_hosts",
+        scope="daemon",
+        parse=_text,
+        metavar="NAME,…",
+        help="further names by which clients may address this server; '*' for any",
+        several=True,
+    ),
+    Flag(
+        name="--api-key",
+        field="api_keys",
+        scope="daemon",
+        parse=_text,
+        metavar="KEY",
+        help="key that clients must send; may be given several times",
+        several=True,
+        secret=True,
+    ),
+    _daemon("--api-key-file", "api_key_file", _text, "FILE", "file with one API key a line"),
+    _daemon("--metrics", "metrics", parse_switch, "", "answer /metrics"),
+    _daemon("--blas", "blas", _text, "auto|off|PATH", "BLAS to preload into CPU engines"),
+    _daemon("--standby", "standby", parse_whole, "N", "spare engines kept ready to take a model"),
+    _daemon("--models-max", "models_max", parse_whole, "N", "models loaded at once; 0 = any"),
+    _daemon(
+        "--memory-budget-gb",
+        "memory_budget_bytes",
+        _gigabytes,
+        "GB",
+        "memory for all engines, in GB or as 20%",
+    ),
+    _daemon(
+        "--memory-policy",
+        "memory_policy",
+        _choice("auto", "keep_then_commit", "evict_first"),
+        "POLICY",
+        "whether a new engine may load beside the one it replaces",
+    ),
+    _daemon("--ttl", "ttl_s", parse_time, "TIME", "unload a model after so much idle time"),
+    _daemon(
+        "--max-queued-requests",
+        "max_queued_requests",
+        parse_whole,
+        "N",
+        "waiting requests a model; more get 429",
+    ),
+    _daemon(
+        "--max-queued-bytes",
+        "max_queued_bytes",
+        parse_size,
+        "SIZE",
+        "bytes of all waiting requests; more get 429",
+    ),
+    _daemon("--queue-timeout", "queue_timeout_s", parse_time, "TIME", "longest wait in the queue"),
+    _daemon(
+        "--watchdog-timeout",
+        "watchdog_timeout_s",
+        parse_time,
+        "TIME",
+        "busy without progress for so long is hung; 0 = off",
+    ),
+    _daemon(
+        "--report-silence",
+        "report_silence_s",
+        parse_time,
+        "TIME",
+        "an engine silent for so long is hung; 0 = off",
+    ),
+    _daemon(
+        "--start-timeout",
+        "start_timeout_s",
+        parse_time,
+        "TIME",
+        "loading without progress for so long has failed",
+    ),
+    _daemon("--stop-timeout", "stop_timeout_s", parse_time, "TIME", "from SIGTERM to SIGKILL"),
+    _daemon(
+        "--drain-timeout",
+        "drain_timeout_s",
+        parse_time,
+        "TIME",
+        "time that running requests get at an unload, reload or switch",
+    ),
+    _daemon(
+        "--shutdown-timeout", "shutdown_timeout_s", parse_time, "TIME", "the whole of a shutdown"
+    ),
+    _daemon(
+        "--sse-ping-interval",
+        "sse_ping_interval_s",
+        parse_time,
+        "TIME",
+        "silence before a keepalive comment; 0 = off",
+    ),
+    _daemon("--max-body-bytes", "body_bytes_max", parse_size, "SIZE", "largest request body"),
+    _daemon("--max-header-bytes", "header_bytes_max", parse_size, "SIZE", "largest request header"),
+    _daemon(
+        "--prompt-cache-bytes",
+        "prompt_cache_bytes",
+        parse_size,
+        "SIZE",
+        "prompt cache in memory, all models together",
+    ),
+    _engine("--adapter-path", _text, "FOLDER", "LoRA adapter of the model"),
+    _engine("--draft-model", _text, "MODEL", "model for speculative decoding"),
+    _engine("--num-draft-tokens", _positive, "N", "tokens drafted at a time"),
+    _engine("--trust-remote-code", parse_switch, "", "run code that comes with the tokenizer"),
+    _engine("--chat-template", _text, "TEMPLATE", "chat template of the tokenizer"),
+    _engine("--use-default-chat-template", parse_switch, "", "use the default chat template"),
+    _engine("--chat-template-args", _object, "JSON", "arguments of the chat template"),
+    _engine("--temp", parse_number, "T", "default sampling temperature"),
+    _engine("--top-p", _fraction, "P", "default nucleus sampling"),
+    _engine("--top-k", parse_whole, "K", "default top-k; 0 = off"),
+    _engine("--min-p", _fraction, "P", "default min-p; 0 = off"),
+    _engine("--max-tokens", _positive, "N", "default limit of generated tokens"),
+    _engine(
+        "--decode-concurrency", _positive, "N", "requests decoded together; 1 = the serial lane"
+    ),
+    _engine("--prompt-concurrency", _positive, "N", "prompts processed together"),
+    _engine("--prefill-step-size", _positive, "N", "prompt tokens a step"),
+    _engine("--prompt-cache-size", parse_whole, "N", "prompts kept in memory, a model"),
+    _engine("--kv-bits", _kv_bits, "BITS", "quantize the KV cache"),
+    _engine("--kv-group-size", _positive, "N", "group size of the KV quantization"),
+    _engine("--quantized-kv-start", parse_whole, "N", "position at which quantization starts"),
+    _engine("--ssd-cache-dir", _text, "FOLDER", "keep prompt caches on disk here"),
+    _engine("--ssd-cache-max-gb", _gigabytes, "GB", "cap of that folder", "ssd_cache_bytes_max"),
+    _engine("--ssd-cache-verify", parse_switch, "", "check every tensor read from it"),
+    _engine("--ssd-restore", _choice("auto", "always", "never"), "WHEN", "restore from disk"),
+    _engine("--ssd-write-behind", parse_switch, "", "write completed prompts to disk when idle"),
+    _engine(
+        "--ssd-spill-queue-gb",
+        _gigabytes,
+        "GB",
+        "waiting writes of evicted prompts",
+        "ssd_spill_queue_bytes",
+    ),
+    _engine(
+        "--ssd-demote-idle",
+        parse_time,
+        "TIME",
+        "move idle prompts to disk after so long",
+        "ssd_demote_idle_s",
+    ),
+    _engine("--max-step", parse_time, "TIME", "longest gap of a running stream", "max_step_s"),
+    _engine(
+        "--stall-timeout",
+        parse_time,
+        "TIME",
+        "cancel for a client that has not read for so long",
+        "stall_timeout_s",
+    ),
+)
+
+BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}

@@ -1,0 +1,217 @@
+"""Resolution of settings: flag over environment over file over default, with every origin kept.
+
+Pure: it is given the texts of all layers and the sizes of memory and disk.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+
+import msgspec
+
+from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.config import GroupSpec, ModelSpec, ServeSettings
+from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, FLAGS, Flag
+from mlx_isolate_supervisor.settings.quantities import Share
+
+# Read elsewhere, or by the client commands.
+_OTHER_VARIABLES = {"MLX_ISOLATE_URL", "MLX_ISOLATE_MODEL"}
+
+
+class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration file says.
+
+    Attributes:
+        path: for messages.
+        values: flag name to text or texts, of both scopes.
+        models: complete except for engine settings, which are in `engine`.
+        engine: model id to flag name to text.
+    """
+
+    path: str
+    values: Mapping[str, str | Sequence[str]] = {}
+    models: tuple[ModelSpec, ...] = ()
+    engine: Mapping[str, Mapping[str, str | Sequence[str]]] = {}
+    groups: tuple[GroupSpec, ...] = ()
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals that shares such as `20%` are taken of, in bytes."""
+
+    memory_bytes: int
+    disk_bytes: Callable[[str], int]
+
+
+class Layers(msgspec.Struct, frozen=True, kw_only=True):
+    """All sources of settings.
+
+    Attributes:
+        flags: flag name to the text (or texts) typed.
+        environment: the process's environment.
+        file: the configuration file, if there is one.
+        models: models of the command line, (id, located model).
+    """
+
+    flags: Mapping[str, str | Sequence[str]]
+    environment: Mapping[str, str]
+    models: tuple[tuple[str, str], ...] = ()
+    file: FileLayer | None = None
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings to run with.
+
+    Attributes:
+        settings: the values.
+        origins: daemon field or `engine.<field>` to the place its value came from; fields that
+            are absent have their default.
+        api_key_file: path of a file with more keys, not read yet.
+        warnings: sentences for the log.
+    """
+
+    settings: ServeSettings
+    origins: Mapping[str, str]
+    api_key_file: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(layers: Layers, machine: Machine) -> Resolved:
+    """Settle every field by its highest layer.
+
+    Raises:
+        ConfigError: naming the field, where its value came from, and the remedy.
+    """
+    values: dict[str, dict[str, object]] = {"daemon": {}, "engine": {}}
+    origins: dict[str, str] = {}
+    for flag in FLAGS:
+        found = _pick(flag, layers)
+        if found is not None:
+            origin, text = found
+            values[flag.scope][flag.field] = _parse(flag, origin, text)
+            origins[_origin_key(flag)] = origin
+    daemon = values["daemon"]
+    engine = _settle(values["engine"], daemon, machine)
+    api_key_file = daemon.pop("api_key_file", None)
+    daemon = _shares(daemon, machine, "")
+    models = _command_line_models(layers, engine) + _file_models(layers.file, engine, machine)
+    groups = layers.file.groups if layers.file else ()
+    settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
+    return Resolved(
+        settings=settings,
+        origins=origins,
+        api_key_file=None if api_key_file is None else str(api_key_file),
+        warnings=_unknown_variables(layers.environment),
+    )
+
+
+def _pick(flag: Flag, layers: Layers) -> tuple[str, str | Sequence[str]] | None:
+    if flag.name in layers.flags:
+        return flag.name, layers.flags[flag.name]
+    if flag.variable in layers.environment:
+        text = layers.environment[flag.variable]
+        return flag.variable, text.split(",") if flag.several else text
+    if layers.file is not None and flag.name in layers.file.values:
+        return layers.file.path, layers.file.values[flag.name]
+    return None
+
+
+def _parse(flag: Flag, origin: str, text: str | Sequence[str]) -> object:
+    texts = [text] if isinstance(text, str) else list(text)
+    try:
+        values = [flag.parse(part.strip() if flag.several else part) for part in texts]
+    except ValueError as error:
+        shown = "(hidden)" if flag.secret else ", ".join(repr(part) for part in texts)
+        place = origin if origin in (flag.name, flag.variable) else f"{flag.name} in {origin}"
+        raise ConfigError(f"{place}: {shown} {error}.") from None
+    return tuple(values) if flag.several else values[0]
+
+
+def _origin_key(flag: Flag) -> str:
+    return flag.field if flag.scope == "daemon" else f"engine.{flag.field}"
+
+
+def _settle(
+    engine: Mapping[str, object], daemon: Mapping[str, object], machine: Machine
+) -> EngineSettings:
+    """Engine settings with shares resolved and the daemon's limits copied in; checked."""
+    copied = {
+        name: daemon[name]
+        for name in ("sse_ping_interval_s", "body_bytes_max", "header_bytes_max")
+        if name in daemon
+    }
+    folder = str(engine.get("ssd_cache_dir") or "")
+    values = _shares({**engine, **copied}, machine, folder)
+    settings = msgspec.convert(values, EngineSettings)
+    check_engine(settings)
+    return settings
+
+
+def check_engine(settings: EngineSettings) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ConfigError: naming both and the remedy.
+    """
+    if settings.ssd_cache_dir is not None and settings.prompt_cache_size == 0:
+        raise ConfigError(
+            "--prompt-cache-size 0 leaves nothing for --ssd-cache-dir to keep; "
+            "raise the first or drop the second."
+        )
+
+
+def _shares(values: Mapping[str, object], machine: Machine, disk_folder: str) -> dict[str, object]:
+    """Turn shares into bytes: of the disk for the SSD tier's cap, of the memory elsewhere."""
+    settled: dict[str, object] = {}
+    for field, value in values.items():
+        if isinstance(value, Share):
+            of_disk = field == "ssd_cache_bytes_max"
+            total = machine.disk_bytes(disk_folder) if of_disk else machine.memory_bytes
+            settled[field] = value.of(total)
+        else:
+            settled[field] = value
+    return settled
+
+
+def _command_line_models(layers: Layers, engine: EngineSettings) -> tuple[ModelSpec, ...]:
+    if len(layers.models) > 1:
+        for flag in FLAGS:
+            if flag.one_model and flag.name in layers.flags:
+                raise ConfigError(
+                    f"{flag.name} goes with one model and {len(layers.models)} were given; "
+                    "set it per model in a configuration file."
+                )
+    return tuple(
+        ModelSpec(id=id, model=model, preload=True, engine=engine) for id, model in layers.models
+    )
+
+
+def _file_models(
+    file: FileLayer | None, engine: EngineSettings, machine: Machine
+) -> tuple[ModelSpec, ...]:
+    if file is None:
+        return ()
+    models: list[ModelSpec] = []
+    for spec in file.models:
+        own: dict[str, object] = {}
+        for name, text in file.engine.get(spec.id, {}).items():
+            flag = BY_NAME[name]
+            own[flag.field] = _parse(flag, f"{file.path} (model {spec.id})", text)
+        merged = msgspec.structs.asdict(engine) | _shares(
+            own, machine, str(own.get("ssd_cache_dir") or engine.ssd_cache_dir or "")
+        )
+        settings = msgspec.convert(merged, EngineSettings)
+        check_engine(settings)
+        models.append(msgspec.structs.replace(spec, engine=settings))
+    return tuple(models)
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable that looks like a misspelt one of ours."""
+    known = {flag.variable for flag in FLAGS} | _OTHER_VARIABLES
+    sentences: list[str] = []
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            sentences.append(f"{name} in the environment is no setting of mlx-isolate{hint}")
+    return tuple(sentences)
