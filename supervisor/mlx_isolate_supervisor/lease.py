@@ -4,7 +4,9 @@ from typing import Literal, Protocol
 
 from mlx_isolate_shared.errors import EngineError
 
-Outcome = Literal["answered", "rejected", "failed", "cancelled"]
+# How a request ended. `returned` is of a lease alone: its engine could not be connected to, not a
+# byte was sent, and the request waits for another place.
+Outcome = Literal["answered", "rejected", "failed", "cancelled", "returned"]
 
 
 class Lease(Protocol):

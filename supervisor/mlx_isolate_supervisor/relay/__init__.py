@@ -1,0 +1,1 @@
+"""The relay: carries one request to one engine and its answer back, byte for byte."""

@@ -1,0 +1,186 @@
+"""What every endpoint has in common: request id, Host and origin checks, CORS, JSON errors."""
+
+import logging
+import re
+import secrets
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
+from mlx_isolate_supervisor.relay.error_wire import error_body
+from mlx_isolate_supervisor.relay.hosts import HostPolicy
+from mlx_isolate_supervisor.relay.origins import OriginPolicy
+
+REQUEST_ID = web.RequestKey("request_id", str)
+
+_SERVER_NAME = "mlx-isolate"
+# What a client may call its request; anything else is replaced, so that logs stay readable.
+_REQUEST_ID_FORM = re.compile(r"[!-~]{1,128}")
+_CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+_log = logging.getLogger(__name__)
+
+
+def error_response(error: HttpError, path: str) -> web.Response:
+    """An error as the JSON answer of the endpoint at `path`."""
+    return web.Response(
+        status=error.status,
+        body=error_body(error, path),
+        content_type="application/json",
+        headers=error.headers(),
+    )
+
+
+class Edge:
+    """Middleware and response hook of the whole application.
+
+    Args:
+        origins: who may call from a browser.
+        hosts: which Host names are right.
+        header_bytes_max: names and values of one request's headers.
+    """
+
+    def __init__(self, origins: OriginPolicy, hosts: HostPolicy, header_bytes_max: int) -> None:
+        self._origins = origins
+        self._hosts = hosts
+        self._header_bytes_max = header_bytes_max
+
+    def install(self, app: web.Application) -> None:
+        """Make it the outermost middleware of `app`; call before adding others."""
+        app.middlewares.append(self.middleware)
+        app.on_response_prepare.append(self._on_response_prepare)
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the request, then turn whatever the handler raises into one JSON answer."""
+        request[REQUEST_ID] = choose_request_id(request.headers.get("x-request-id"))
+        try:
+            self._check(request)
+            if request.method == "OPTIONS":
+                return self._options(request)
+            return await handler(request)
+        except HttpError as error:
+            return _refusal(request, error)
+        except web.HTTPException as error:
+            return _from_aiohttp(request, error)
+        except ConnectionError:
+            raise  # the client has gone; aiohttp ends the connection
+        except Exception:
+            # The top frame of a request: a fault of ours must not show its inside to a client.
+            if request.writer.output_size:
+                raise
+            _log.exception("request.fault id=%s path=%s", request[REQUEST_ID], request.path)
+            fault = EngineError(
+                "The server failed on this request.", status=500, code="internal_error"
+            )
+            fault.retry_after_s = None
+            return _refusal(request, fault)
+
+    def _check(self, request: web.Request) -> None:
+        size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+        if size > self._header_bytes_max:
+            raise RequestError(
+                f"The request's headers have {size} bytes; the limit is {self._header_bytes_max}.",
+                status=431,
+                code="headers_too_large",
+            )
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) > 1:
+            raise RequestError("The request has more than one Host header.", code="bad_host")
+        host = hosts[0] if hosts else None
+        if not self._hosts.allows(host):
+            raise RequestError(
+                f"This server does not answer for the host {host!r}; "
+                "name it with --allowed-hosts if it should.",
+                status=403,
+                code="host_not_allowed",
+            )
+        if request.method in _CHANGING_METHODS and self._origins.is_forged(
+            request.headers.get("Origin"), host, request.headers.get("Content-Type", "")
+        ):
+            raise RequestError(
+                "This browser origin may not call this server; see --allowed-origins.",
+                status=403,
+                code="origin_not_allowed",
+            )
+
+    def _options(self, request: web.Request) -> web.Response:
+        origin = request.headers.get("Origin")
+        if origin is not None and "Access-Control-Request-Method" in request.headers:
+            if not self._origins.allows(origin):
+                raise RequestError(
+                    "This browser origin may not call this server; see --allowed-origins.",
+                    status=403,
+                    code="origin_not_allowed",
+                )
+            headers = self._origins.preflight_headers(
+                request.headers.get("Access-Control-Request-Headers"),
+                request.headers.get("Access-Control-Request-Private-Network") == "true",
+            )
+            return web.Response(status=204, headers=dict(headers))
+        missing = request.match_info.http_exception
+        if isinstance(missing, web.HTTPMethodNotAllowed):
+            allow = ", ".join(sorted({*missing.allowed_methods, "OPTIONS"}))
+            return web.Response(status=204, headers={"Allow": allow})
+        if missing is not None:
+            raise missing
+        return web.Response(status=204, headers={"Allow": "OPTIONS"})
+
+    async def _on_response_prepare(
+        self, request: web.Request, response: web.StreamResponse
+    ) -> None:
+        headers = response.headers
+        headers["Server"] = _SERVER_NAME
+        request_id = request.get(REQUEST_ID)
+        if request_id is not None:
+            headers["x-request-id"] = request_id
+        for name, value in self._origins.answer_headers(request.headers.get("Origin")):
+            headers[name] = value
+
+
+def choose_request_id(asked: str | None) -> str:
+    """The client's own id where it is printable and short, else a new one."""
+    if asked is not None and _REQUEST_ID_FORM.fullmatch(asked):
+        return asked
+    return "req-" + secrets.token_hex(12)
+
+
+async def answer_expect(request: web.Request) -> web.StreamResponse | None:
+    """Expect handler of routes that read a body: 417 for anything but 100-continue.
+
+    The `100 Continue` itself is sent by the reader of the body, after every check that needs no
+    body, so that a refusal is the first and only status.
+    """
+    if request.headers.get("Expect", "").strip().lower() == "100-continue":
+        return None
+    error = RequestError(
+        "The only expectation this server meets is 100-continue.",
+        status=417,
+        code="expectation_failed",
+    )
+    return _refusal(request, error)
+
+
+def _refusal(request: web.Request, error: HttpError) -> web.Response:
+    response = error_response(error, request.path)
+    if not request.content.is_eof():
+        # What is left of the body must not be read as the next request.
+        response.force_close()
+    return response
+
+
+def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    if error.status < 400:
+        return error
+    if error.status == 405:
+        message = f"{request.method} is not allowed at {request.path}."
+        code = "method_not_allowed"
+    elif error.status == 404:
+        message, code = f"There is no endpoint {request.path}.", "not_found"
+    else:
+        message, code = f"{error.reason}.", error.reason.lower().replace(" ", "_")
+    response = _refusal(request, RequestError(message, status=error.status, code=code))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
