@@ -31,17 +31,24 @@ def wait_for(condition: Callable[[], T], deadline_s: float, what: str = "") -> T
         time.sleep(POLL_INTERVAL_S)
 
 
-async def wait_until(
-    condition: Callable[[], T] | Callable[[], Awaitable[T]], deadline_s: float, what: str = ""
+async def wait_until(condition: Callable[[], T], deadline_s: float, what: str = "") -> T:
+    """As `wait_for`, without blocking the event loop."""
+
+    async def ask() -> T:
+        return condition()
+
+    return await wait_until_answer(ask, deadline_s, what)
+
+
+async def wait_until_answer(
+    question: Callable[[], Awaitable[T]], deadline_s: float, what: str = ""
 ) -> T:
-    """As `wait_for`, without blocking the event loop; the condition may be a coroutine function."""
+    """As `wait_until`, for a condition that is itself awaited (e.g. an HTTP request)."""
     end = time.monotonic() + deadline_s
     while True:
-        value = condition()
-        if isinstance(value, Awaitable):
-            value = await value
+        value = await question()
         if value:
             return value
         if time.monotonic() >= end:
-            raise AssertionError(f"not within {deadline_s} s: {what or condition}")
+            raise AssertionError(f"not within {deadline_s} s: {what or question}")
         await asyncio.sleep(POLL_INTERVAL_S)
