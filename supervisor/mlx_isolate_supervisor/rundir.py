@@ -1,0 +1,72 @@
+"""The run directory: the lock of one supervisor, its engines' sockets and records.
+
+Owns what lies in the directory. Knows nothing of models' states; orphaned engines are ended by
+`orphans`.
+"""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_shared.paths import check_socket_path, make_private_directory
+
+LOCK_NAME = "supervisor.lock"
+SOCKET_SUFFIX = ".sock"
+# Length of the longest socket name: token, dash, a number of up to ten digits, suffix.
+_SOCKET_NAME_MAX = 4 + 1 + 10 + len(SOCKET_SUFFIX)
+
+
+class RunDirectory:
+    """A locked run directory. Make one with `RunDirectory.acquire`, give it back with `release`."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        """Adopt a directory whose lock is held by `lock_fd`."""
+        self.path = path
+        self._lock_fd = lock_fd
+        # A new token for every supervisor: an engine that an earlier one left cannot collide.
+        self._token = secrets.token_hex(2)
+        self._sockets = 0
+
+    @classmethod
+    def acquire(cls, path: Path) -> "RunDirectory":
+        """Create (0700), check and lock the directory; clean sockets of earlier supervisors.
+
+        Raises:
+            ConfigError: another supervisor holds it, a socket path in it would be too long, or it
+                is not private.
+        """
+        check_socket_path(path / ("x" * _SOCKET_NAME_MAX))
+        make_private_directory(path)
+        lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(lock_fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(lock_fd)
+            raise ConfigError(
+                f"another supervisor (pid {holder}) uses the run directory {path}; "
+                "stop it or choose another port or run directory."
+            ) from error
+        os.ftruncate(lock_fd, 0)
+        os.write(lock_fd, f"{os.getpid()}\n".encode())
+        return cls(path, lock_fd)
+
+    def new_socket_path(self) -> Path:
+        """A path that no engine of this or an earlier supervisor has used."""
+        self._sockets += 1
+        path = self.path / f"{self._token}-{self._sockets}{SOCKET_SUFFIX}"
+        check_socket_path(path)
+        return path
+
+    def remove_stray_sockets(self) -> int:
+        """Unlink every socket in the directory; for a start, after orphans have been ended."""
+        strays = list(self.path.glob(f"*{SOCKET_SUFFIX}"))
+        for stray in strays:
+            stray.unlink(missing_ok=True)
+        return len(strays)
+
+    def release(self) -> None:
+        """Give the lock back. The directory and the lock file stay: removing them would race."""
+        os.close(self._lock_fd)

@@ -1,0 +1,139 @@
+"""What the supervisor knows about itself and its models, as it is shown to the outside.
+
+Plain snapshots: made from memory at any time, never waiting for an engine.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from mlx_isolate_shared import wire
+
+Desired = Literal["up", "down"]
+State = Literal["stopped", "starting", "ready", "draining", "stopping", "backoff", "failed"]
+MemoryKind = Literal["footprint", "pss", "rss"]
+FailureCause = Literal["circuit_open", "cannot_work"]
+
+
+class LastExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How an incarnation ended.
+
+    Attributes:
+        code: exit code, None if a signal ended it.
+        signal: name of the signal, e.g. `SIGKILL`, None if it exited.
+        reason: one sentence for a person: what the engine reported, or what was done to it.
+        cause: the stable word that `restarts_by_cause` counts by.
+        stderr_tail: its last lines of output, oldest first.
+        at: seconds since the epoch.
+    """
+
+    incarnation: int
+    code: int | None
+    signal: str | None
+    reason: str
+    cause: str
+    stderr_tail: tuple[str, ...]
+    at: float
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model is FAILED.
+
+    Attributes:
+        cause: `circuit_open` (a new try comes by itself) or `cannot_work` (it does not).
+        code: stable word, e.g. `model_missing`.
+        message: one sentence for a person; may hold paths.
+        retry_in_s: time to the next try, None where none is due.
+    """
+
+    cause: FailureCause
+    code: str
+    message: str
+    retry_in_s: float | None = None
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model.
+
+    Attributes:
+        since: when `state` was entered, seconds since the epoch.
+        restarts: respawns after an end that nobody asked for, since the supervisor's start.
+        active: requests that hold a place in the engine.
+        queued: requests that wait in the supervisor.
+        load_s: how long the running incarnation took to load.
+        memory_bytes: the engine process's memory; `memory_kind` says which measure.
+        loading: the last word of a load, while STARTING.
+        progress: the running engine's last counters.
+        next_try_s: time to the respawn, while BACKOFF.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    desired: Desired
+    state: State
+    pid: int | None
+    incarnation: int
+    socket: str | None
+    since: float
+    restarts: int
+    restarts_by_cause: dict[str, int]
+    last_exit: LastExit | None
+    active: int
+    queued: int
+    load_s: float | None
+    memory_bytes: int | None
+    memory_kind: MemoryKind | None
+    facts: wire.ModelFacts | None
+    loading: wire.Loading | None
+    progress: wire.Progress | None
+    failure: Failure | None
+    next_try_s: float | None
+
+
+class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor process itself."""
+
+    pid: int
+    version: str
+    uptime_s: float
+    memory_bytes: int
+    memory_kind: MemoryKind
+    run_dir: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything /status shows, models in configured order."""
+
+    supervisor: SupervisorStatus
+    models: tuple[ModelStatus, ...]
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True, tag="transition"):
+    """One step of a model's lifecycle, for /events and the log.
+
+    Attributes:
+        before, after: states; equal where an event changed nothing that is shown.
+        event: the lifecycle event that caused it.
+        reason: one sentence, may be empty.
+        at: seconds since the epoch.
+    """
+
+    model: str
+    incarnation: int
+    before: State
+    event: str
+    after: State
+    reason: str
+    at: float
+
+
+class LoadStep(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """A load that moved, for /events and progress bars."""
+
+    model: str
+    incarnation: int
+    loading: wire.Loading
+    at: float
+
+
+SlotEvent = Transition | LoadStep
