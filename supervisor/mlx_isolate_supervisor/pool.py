@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
+from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.lease import Admission
 from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.settings import EngineCommand, ModelSpec, SlotSettings
+from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent
 
 EventListener = Callable[[SlotEvent], None]

@@ -267,7 +267,7 @@ class Completion:
 
     def _delta(self, text: str, finish: str | None = None) -> dict[str, Any]:
         if self._chat:
-            choice = {"index": 0, "delta": {"content": text} if text else {}}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": text} if text else {}}
         else:
             choice = {"index": 0, "text": text}
         choice["finish_reason"] = finish

@@ -1,35 +1,8 @@
-"""What a slot is given: its model, how to spawn an engine for it, and its limits."""
+"""How a slot spawns its engines, and the limits that it holds itself and them to."""
 
 import sys
 
 import msgspec
-
-from mlx_isolate_shared.config import EngineSettings
-
-
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One model as configured.
-
-    Attributes:
-        id: the name clients use; unique over ids and aliases.
-        model: `demo`, an absolute folder, or a hub repo id.
-        settings: the engine's settings; `decode_concurrency` is also how many requests the slot
-            hands out at a time.
-        env: further environment of the engine.
-        preload: load at the supervisor's start instead of at the first request.
-        unlisted: left out of /v1/models.
-        refused: why this model cannot work, known before any spawn (a folder that a config file
-            names and that does not exist is found by the engine, not here). None: nothing known.
-    """
-
-    id: str
-    model: str
-    aliases: tuple[str, ...] = ()
-    settings: EngineSettings = EngineSettings()
-    env: dict[str, str] = {}
-    preload: bool = True
-    unlisted: bool = False
-    refused: str | None = None
 
 
 class EngineCommand(msgspec.Struct, frozen=True, kw_only=True):
