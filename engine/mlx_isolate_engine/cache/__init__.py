@@ -1,1 +1,1 @@
-"""The prompt cache: a RAM tier and a cold tier behind take and put."""
+"""The prompt cache: a RAM tier and an SSD tier behind `take` and `put`."""

@@ -1,0 +1,269 @@
+"""Every kind of mlx-lm cache through the RAM tier, with rows written as a model would write them.
+
+A toy layer writes keys and values that depend on token and position only, so that what a cache
+returns after a hit can be compared, bit for bit, with one that was filled from the start.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from mlx_isolate_engine.cache.kinds import can_cut
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
+from mlx_isolate_engine.cache.snapshot import arrays_of
+
+HEADS, WIDTH = 2, 64
+
+
+def _rows(tokens: Sequence[int], start: int) -> mx.array:
+    """Keys for tokens at positions from `start`: (1, HEADS, len, WIDTH) float32."""
+    token = mx.array(list(tokens), dtype=mx.float32)[None, None, :, None]
+    place = mx.arange(start, start + len(tokens), dtype=mx.float32)[None, None, :, None]
+    head = mx.arange(HEADS, dtype=mx.float32)[None, :, None, None]
+    width = mx.arange(WIDTH, dtype=mx.float32)[None, None, None, :]
+    return mx.sin(token * 1.3 + place * 0.7 + head * 2.1 + width * 0.11)
+
+
+def _feed_leaf(part: Any, tokens: Sequence[int], start: int) -> None:
+    if isinstance(part, ArraysCache):
+        for token in tokens:
+            state = part[0] if part[0] is not None else mx.zeros((1, 4, WIDTH))
+            part[0] = state * 0.5 + token
+            part[1] = part[0] + 1
+    elif isinstance(part, CacheList):
+        for inner in part.caches:
+            _feed_leaf(inner, tokens, start)
+    else:
+        rows = _rows(tokens, start)
+        part.update_and_fetch(rows, rows + 1)
+        if isinstance(part, ChunkedKVCache):
+            part.maybe_trim_front()
+
+
+def feed(cache: list[Any], tokens: Sequence[int], start: int, chunk: int = 1) -> None:
+    for at in range(0, len(tokens), chunk):
+        for part in cache:
+            _feed_leaf(part, tokens[at : at + chunk], start + at)
+
+
+def seen(cache: list[Any]) -> list[np.ndarray[Any, Any]]:
+    """What attention would see next: the rows in their stored order, or the recurrent state."""
+    found: list[np.ndarray[Any, Any]] = []
+    for part in cache:
+        if isinstance(part, CacheList):
+            found += seen(list(part.caches))
+        elif isinstance(part, ArraysCache):
+            found += [np.array(a) for a in part.cache]
+        else:
+            found += [np.array(a) for a in arrays_of(part.keys_and_values())]
+            found.append(np.array(part.offset))
+    return found
+
+
+def assert_same(left: list[Any], right: list[Any]) -> None:
+    for a, b in zip(seen(left), seen(right), strict=True):
+        assert a.shape == b.shape
+        assert a.tobytes() == b.tobytes()
+
+
+Maker = Callable[[], list[Any]]
+KINDS: dict[str, Maker] = {
+    "kv": lambda: [KVCache(), KVCache()],
+    "quantized": lambda: [QuantizedKVCache(group_size=64, bits=8)],
+    "rotating": lambda: [RotatingKVCache(max_size=8), KVCache()],
+    "rotating-keep": lambda: [RotatingKVCache(max_size=8, keep=2)],
+    "chunked": lambda: [ChunkedKVCache(chunk_size=8)],
+    "concatenate": lambda: [ConcatenateKVCache()],
+    "arrays": lambda: [ArraysCache(size=2)],
+    "list": lambda: [CacheList(ArraysCache(size=2), KVCache())],
+    "list-kv": lambda: [CacheList(KVCache(), KVCache())],
+}
+CUTTABLE_WHEN_LONG = {"kv", "quantized", "list-kv"}
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+
+
+def _cache() -> PromptCache:
+    return PromptCache(entries_max=20, bytes_max=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 7], ids=["token by token", "in chunks"])
+def test_a_stored_prefix_continues_like_one_never_stored(kind: str, chunk: int) -> None:
+    cache = _cache()
+    live = KINDS[kind]()
+    feed(live, TOKENS[:12], 0, chunk)
+    cache.put(TOKENS[:12], live, "n", "prompt")
+    feed(live, [7, 7, 7, 7], 12)  # the run goes on and writes to its own objects
+    taken, reused = cache.take(TOKENS, "n")
+    assert taken is not None and reused == 12
+    never = KINDS[kind]()
+    feed(never, TOKENS[:12], 0, chunk)
+    assert_same(taken, never)
+    feed(taken, TOKENS[12:], 12)
+    feed(never, TOKENS[12:], 12)
+    assert_same(taken, never)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hit_does_not_change_the_stored_entry(kind: str) -> None:
+    cache = _cache()
+    live = KINDS[kind]()
+    feed(live, TOKENS[:12], 0)
+    cache.put(TOKENS[:12], live, "n", "prompt")
+    for _ in range(2):
+        taken, _ = cache.take([*TOKENS[:12], 99], "n")
+        assert taken is not None
+        feed(taken, [77] * 9, 12, 3)
+    never = KINDS[kind]()
+    feed(never, TOKENS[:12], 0)
+    taken, _ = cache.take([*TOKENS[:12], 99], "n")
+    assert taken is not None
+    assert_same(taken, never)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_longer_entry_serves_a_shorter_prompt_only_where_it_can_be_cut(kind: str) -> None:
+    cache = _cache()
+    live = KINDS[kind]()
+    feed(live, TOKENS, 0)
+    cache.put(TOKENS, live, "n", "assistant")
+    prompt = [*TOKENS[:10], 99, 98]
+    taken, reused = cache.take(prompt, "n")
+    if kind not in CUTTABLE_WHEN_LONG:
+        assert taken is None and reused == 0
+        assert cache.figures().miss_reasons == {"not_cuttable": 1}
+        return
+    assert taken is not None and reused == 10
+    feed(taken, prompt[10:], 10)
+    never = KINDS[kind]()
+    feed(never, prompt, 0)
+    assert_same(taken, never)
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_a_window_that_has_not_wrapped_is_cut(chunk: int) -> None:
+    cache = _cache()
+    live: list[Any] = [RotatingKVCache(max_size=16), KVCache()]
+    feed(live, TOKENS[:13], 0, chunk)
+    cache.put(TOKENS[:13], live, "n", "prompt")
+    for prompt in ([*TOKENS[:6], 50, 51], [*TOKENS[:13], 50]):
+        taken, reused = cache.take(prompt, "n")
+        assert taken is not None and reused == (6 if prompt[6] == 50 else 13)
+        never: list[Any] = [RotatingKVCache(max_size=16), KVCache()]
+        feed(never, prompt[:reused], 0)
+        for more in ([1] * 3, [2] * 9, [3] * 20):
+            feed(taken, more, reused)
+            feed(never, more, reused)
+            reused += len(more)
+            assert_same(taken, never)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_token_of_the_prompt_is_always_left_to_run(kind: str) -> None:
+    cache = _cache()
+    live = KINDS[kind]()
+    feed(live, TOKENS[:5], 0)
+    cache.put(TOKENS[:5], live, "n", "prompt")
+    cuttable = can_cut(live)
+    taken, reused = cache.take(TOKENS[:5], "n")
+    assert reused == (4 if cuttable else 0)
+    assert (taken is not None) == cuttable
+
+
+def test_a_token_the_model_has_not_seen_is_left_off() -> None:
+    cache = _cache()
+    live: list[Any] = [KVCache()]
+    feed(live, TOKENS[:5], 0)
+    cache.put(TOKENS[:6], live, "n", "assistant")
+    assert cache.take(TOKENS, "n")[1] == 5
+
+
+def test_leaves_that_ran_ahead_are_cut_back() -> None:
+    """After speculative decoding the two models' caches may end at different tokens."""
+    cache = _cache()
+    model, draft = KVCache(), KVCache()
+    feed([model], TOKENS[:9], 0)
+    feed([draft], TOKENS[:7], 0)
+    cache.put(TOKENS[:10], [model, draft], "n", "assistant")
+    taken, reused = cache.take(TOKENS, "n")
+    assert taken is not None and reused == 7
+    assert [part.offset for part in taken] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "second", [ArraysCache(size=2), RotatingKVCache(max_size=4)], ids=["arrays", "wrapped"]
+)
+def test_leaves_that_disagree_and_cannot_be_cut_are_not_kept(second: Any) -> None:
+    cache = _cache()
+    live: list[Any] = [KVCache(), KVCache(), second]
+    feed(live[:1], TOKENS[:9], 0)
+    feed(live[1:], TOKENS[:7], 0)
+    if isinstance(second, RotatingKVCache):
+        feed([second], TOKENS[7:9], 7)
+    cache.put(TOKENS[:9], live, "n", "assistant")
+    assert cache.figures().ram_entries == 0
+
+
+def test_a_row_with_one_head_does_not_pin_its_batch() -> None:
+    """With one KV head a row out of a batch is a view of the whole batch's buffer."""
+    batch = mx.zeros((32, 1, 512, 64))
+    mx.eval(batch)
+    cache = _cache()
+    row = KVCache()
+    row.keys = row.values = mx.contiguous(batch[3:4, :, :100])
+    row.offset = 100
+    cache.put(list(range(100)), [row], "n", "assistant")
+    before = mx.get_active_memory()
+    size = batch.nbytes
+    del batch, row
+    assert mx.get_active_memory() <= before - size
+    assert cache.figures().ram_bytes == 2 * 100 * 64 * 4
+
+
+class _UnknownCache:
+    """A cache class of a model's own file: state, but no way back from it."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.window: Any = None
+        self.lists: list[Any] = []
+
+    def add(self, value: int) -> None:
+        self.window = mx.full((1, 4), value)
+        self.lists.append(mx.full((1, 2), value))
+        self.offset += 1
+
+
+def test_an_unknown_kind_stays_in_ram_and_is_never_cut() -> None:
+    cache = _cache()
+    live = _UnknownCache()
+    for token in (5, 6, 7):
+        live.add(token)
+    cache.put([5, 6, 7], [live], "n", "prompt")
+    live.add(8)
+    assert cache.take([5, 6, 9], "n") == (None, 0)
+    taken, reused = cache.take([5, 6, 7, 1], "n")
+    assert taken is not None and reused == 3
+    taken[0].add(9)
+    again, _ = cache.take([5, 6, 7, 1], "n")
+    assert again is not None
+    assert again[0].window.tolist() == [[7] * 4]
+    assert len(again[0].lists) == 3
+
+
+def test_checkpoints_are_wanted_where_cutting_is_not_certain() -> None:
+    cache = _cache()
+    wanted = {name: cache.wants_checkpoint(make()) for name, make in KINDS.items()}
+    assert {name for name, w in wanted.items() if not w} == CUTTABLE_WHEN_LONG
