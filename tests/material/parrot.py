@@ -15,7 +15,7 @@ the last user turn and the user turn before the wanted answer the same last 5 to
 are several assistant turns.
 
 How it works. A token's code has three ones in 24 places (its number in base 8), so two different
-codes share at most 2 of 3. The residual stream holds 9 blocks of 24 (the token, the 6 + 1 before
+codes agree by 2 / 3 at most. The residual stream holds 9 blocks of 24 (the token, the 6 + 1 before
 it, the prediction) and one constant. Three layers with one head each look back exactly 1, 2 and 4
 tokens by rotary phases alone and copy 1, 2 and 4 blocks; the fourth compares blocks 0..6 of the
 query with blocks 1..7 of each key, near tokens weighing 5 times as much as the next farther ones,
@@ -106,13 +106,14 @@ def parrot_weights() -> Weights:
 def token_codes() -> Matrix:
     """Codes of all tokens, [VOCAB_SIZE, 24]: ones at the token's three digits in base 8.
 
-    `<|user|>` and `<|assistant|>` share two digits with each other, and with no token in use.
+    `<|assistant|>` alone is none of these: it lies between `<|user|>` and a token that is never
+    used, nearer to `<|user|>` than two tokens with two equal digits are to each other.
     """
     codes = np.zeros((VOCAB_SIZE, CODE), dtype=np.float32)
     for token in range(VOCAB_SIZE):
         for place, digit in enumerate((token >> 6, (token >> 3) & 7, token & 7)):
             codes[token, 8 * place + digit] = 1.0
-    assert codes[USER] @ codes[ASSISTANT] == 2.0
+    codes[ASSISTANT] = 0.75 * codes[USER] + (1 - 0.75**2) ** 0.5 * codes[VOCAB_SIZE - 1]
     return codes
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 _TURNS = """\
+<|bos|>\
 {%- for message in messages %}\
 <|{{ message.role }}|>{{ message.content or '' }}<|end|>\
 {%- endfor %}\
@@ -22,6 +23,7 @@ _ALTERNATING = """\
 
 # Earlier turns lose their reasoning, as the templates of reasoning models do.
 _THINKING = """\
+<|bos|>\
 {%- for message in messages %}\
 {%- set content = message.content or '' %}\
 {%- if message.role == 'assistant' and '</think>' in content and not keep_thinking %}\
@@ -35,6 +37,7 @@ _THINKING = """\
 {%- endif %}"""
 
 _TOOLS = """\
+<|bos|>\
 {%- if tools %}<|system|>Tools:\
 {%- for tool in tools %}\\n{{ tool | tojson }}{% endfor %}<|end|>{% endif %}\
 {%- for message in messages %}\
@@ -59,7 +62,7 @@ class Template:
 
 
 TEMPLATES = {
-    # <|role|>content<|end|> for every turn, any roles in any order.
+    # <|bos|>, then <|role|>content<|end|> for every turn, any roles in any order.
     "plain": Template(_TURNS),
     # No chat template at all.
     "none": Template(None),

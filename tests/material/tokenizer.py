@@ -12,7 +12,6 @@ from tests.material.templates import Template
 
 VOCAB_SIZE = 512
 
-# User and assistant are the only ids in use from 256 to 263: the parrot takes them as neighbours.
 USER, ASSISTANT = 256, 257
 PAD, BOS, END, SYSTEM, TOOL = 264, 265, 266, 267, 268
 THINK_START, THINK_END, TOOL_CALL_START, TOOL_CALL_END = 272, 273, 274, 275
