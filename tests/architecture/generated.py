@@ -6,6 +6,8 @@
 import ast
 from pathlib import Path
 
+from mlx_isolate_supervisor import lifecycle
+
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {
     "supervisor": "supervisor/mlx_isolate_supervisor",
@@ -43,7 +45,10 @@ def architecture_page(current: str) -> str:
 def pages() -> dict[Path, str]:
     """Every generated page with the text it should have."""
     architecture = ROOT / "docs/architecture.md"
-    return {architecture: architecture_page(architecture.read_text())}
+    return {
+        architecture: architecture_page(architecture.read_text()),
+        ROOT / "docs/lifecycle.md": lifecycle.document(),
+    }
 
 
 def main() -> None:
