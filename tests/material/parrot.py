@@ -33,6 +33,8 @@ Weights = dict[str, np.ndarray[Any, Any]]
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
 
 CODE = 24
+# Shares digits with few tokens in use, and never two with one that also looks like `<|user|>`.
+NEVER_USED = 0o733
 BLOCKS = 8
 HISTORY = 7
 PREDICTION = BLOCKS * CODE
@@ -113,7 +115,7 @@ def token_codes() -> Matrix:
     for token in range(VOCAB_SIZE):
         for place, digit in enumerate((token >> 6, (token >> 3) & 7, token & 7)):
             codes[token, 8 * place + digit] = 1.0
-    codes[ASSISTANT] = 0.75 * codes[USER] + (1 - 0.75**2) ** 0.5 * codes[VOCAB_SIZE - 1]
+    codes[ASSISTANT] = 0.75 * codes[USER] + (1 - 0.75**2) ** 0.5 * codes[NEVER_USED]
     return codes
 
 
