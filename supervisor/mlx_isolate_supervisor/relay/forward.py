@@ -1,11 +1,36 @@
 """One request to one engine and back."""
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 
-from mlx_isolate_supervisor.lease import Router
-from mlx_isolate_supervisor.relay.exchange import RelayObserver, SilentObserver
-from mlx_isolate_supervisor.relay.limits import RelayLimits
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
+
+from mlx_isolate_shared.errors import EngineError, HttpError
+from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
+from mlx_isolate_supervisor.relay.edge import REQUEST_ID
+from mlx_isolate_supervisor.relay.error_wire import error_event
+from mlx_isolate_supervisor.relay.exchange import Exchange, RelayObserver, SilentObserver
+from mlx_isolate_supervisor.relay.framing import AnswerHead, FramingError, frame
+from mlx_isolate_supervisor.relay.limits import (
+    ANSWER_WHOLE_BYTES_MAX,
+    CONNECT_TRIES_MAX,
+    RelayLimits,
+)
+from mlx_isolate_supervisor.relay.pool import EnginePool
+from mlx_isolate_supervisor.relay.request_body import (
+    BodyBudget,
+    BodyHold,
+    check_head,
+    read_body,
+    read_routing,
+)
+from mlx_isolate_supervisor.relay.request_head import request_head
+from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
+from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone
+
+WorkHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Relay:
@@ -23,14 +48,224 @@ class Relay:
         self._router = router
         self._limits = limits
         self._observer = observer or SilentObserver()
+        self._pool = EnginePool()
+        self._bodies = BodyBudget(limits.bodies_bytes_max)
 
-    def handler(self, engine_path: str) -> Handler:
-        """The aiohttp handler for requests that go to `engine_path` on an engine."""
+    @property
+    def body_bytes_held(self) -> int:
+        """Bytes of request bodies that no engine has answered to yet."""
+        return self._bodies.held
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            raise web.HTTPNotImplemented
-
-        return handle
+    @property
+    def idle_connections(self) -> int:
+        """Connections to engines that are kept for the next request."""
+        return self._pool.idle_connections
 
     def close(self) -> None:
         """Drop idle connections to engines."""
+        self._pool.close()
+
+    def handler(self, engine_path: str) -> WorkHandler:
+        """The aiohttp handler for requests that go to `engine_path` on an engine."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._handle(request, engine_path)
+
+        return handle
+
+    async def _handle(self, request: web.Request, engine_path: str) -> web.StreamResponse:
+        """Account for one request from its head to its only outcome."""
+        exchange = Exchange(
+            request_id=request[REQUEST_ID], path=engine_path, started_s=time.monotonic()
+        )
+        exchange.outcome = "failed"
+        self._observer.started(exchange)
+        try:
+            with self._bodies.hold() as hold:
+                response = await self._carry(request, exchange, hold)
+            exchange.status = response.status
+            return response
+        except HttpError as error:
+            exchange.status, exchange.code = error.status, error.code
+            exchange.outcome = "failed" if isinstance(error, EngineError) else "rejected"
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.outcome = "cancelled"
+            raise
+        finally:
+            exchange.ended_s = time.monotonic()
+            self._observer.ended(exchange)
+
+    async def _carry(
+        self, request: web.Request, exchange: Exchange, hold: BodyHold
+    ) -> web.StreamResponse:
+        check_head(request, self._limits)
+        body = await read_body(request, self._limits, hold)
+        fields = read_routing(body)
+        exchange.bytes_in = len(body)
+        exchange.stream = bool(fields.stream)
+        exchange.keep_alive, exchange.ttl_s = fields.keep_alive, fields.ttl
+        admission = self._router.find(fields.model)
+        exchange.model_id = admission.model_id
+        head = request_head(request, exchange.path, exchange.request_id, len(body))
+        lease, connection = await self._reach(admission, exchange)
+        conversation = Conversation(request, exchange, lease, connection)
+        try:
+            connection.send(head, body)
+            del body
+            answer = await conversation.wait_head()
+            hold.release()
+            return await conversation.answer(answer, self._limits, self._observer)
+        except (asyncio.CancelledError, ConnectionError):
+            conversation.outcome = "cancelled"
+            raise
+        finally:
+            exchange.bytes_out = max(exchange.bytes_out, connection.bytes_passed)
+            exchange.events = connection.events_passed
+            exchange.outcome = conversation.outcome
+            self._pool.give(lease.socket_path, connection)
+            lease.release(conversation.outcome)
+
+    async def _reach(
+        self, admission: Admission, exchange: Exchange
+    ) -> tuple[Lease, EngineConnection]:
+        """A place in an engine and an open connection to it.
+
+        An engine that cannot be connected to has not seen the request, so the request waits for
+        another place; once a connection is open it never goes back.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            lease = await admission.admit(exchange.request_id)
+            outcome: Outcome = "cancelled"
+            try:
+                connection = await self._pool.take(lease.socket_path)
+            except OSError:
+                outcome = "failed"
+                reason = await lease.death()
+                if tries == CONNECT_TRIES_MAX:
+                    raise reason from None
+                outcome = "returned"
+                continue
+            else:
+                outcome = "answered"
+            finally:
+                if outcome != "answered":
+                    lease.release(outcome)
+            exchange.incarnation = lease.incarnation
+            exchange.leased_s = time.monotonic()
+            self._observer.leased(exchange)
+            return lease, connection
+
+
+class Conversation:
+    """The answer's way from one engine to one client, and how it ends.
+
+    Attributes:
+        outcome: how it ended, once it has.
+    """
+
+    def __init__(
+        self, request: web.Request, exchange: Exchange, lease: Lease, connection: EngineConnection
+    ) -> None:
+        self._request = request
+        self._exchange = exchange
+        self._lease = lease
+        self._connection = connection
+        self.outcome: Outcome = "failed"
+
+    async def wait_head(self) -> AnswerHead:
+        """The engine's answer begins.
+
+        Raises:
+            EngineError: the engine died, hung, or does not speak HTTP.
+        """
+        try:
+            return await self._connection.wait_head()
+        except (EngineGone, FramingError) as error:
+            raise await self._reason(error) from None
+
+    async def answer(
+        self, head: AnswerHead, limits: RelayLimits, observer: RelayObserver
+    ) -> web.StreamResponse:
+        """Send the client what the engine answers.
+
+        Raises:
+            EngineError: the engine failed before the client was sent a byte.
+        """
+        ended: Outcome = (
+            "answered" if head.status < 400 else "rejected" if head.status < 500 else "failed"
+        )
+        headers = CIMultiDict(head.headers)
+        if head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
+            whole = await self._answer_whole(head, headers)
+            self._exchange.first_byte_s = time.monotonic()
+            observer.first_byte(self._exchange)
+            self.outcome = ended
+            return whole
+        response = await self._begin(head, headers)
+
+        def on_first() -> None:
+            self._exchange.first_byte_s = time.monotonic()
+            observer.first_byte(self._exchange)
+
+        sink = ClientSink(
+            self._request,
+            stall_s=limits.client_stall_s,
+            is_unframed=head.length is None and self._request.version < HttpVersion11,
+            on_first=on_first,
+        )
+        try:
+            await self._connection.pass_body(sink)
+            self.outcome = ended
+        except (EngineGone, FramingError) as error:
+            reason = await self._reason(error)
+            self._exchange.code = reason.code
+            if head.is_event_stream:
+                self._tell(reason, sink)
+                response.force_close()
+            else:
+                sink.close()
+        except ClientStalled:
+            self.outcome = "cancelled"
+            sink.abort()
+        return response
+
+    async def _answer_whole(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.Response:
+        try:
+            body = await self._connection.read_whole()
+        except (EngineGone, FramingError) as error:
+            raise await self._reason(error) from None
+        self._exchange.bytes_out = len(body)
+        return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
+
+    async def _begin(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.StreamResponse:
+        response = web.StreamResponse(status=head.status, reason=head.reason, headers=headers)
+        if head.length is not None:
+            response.content_length = head.length
+        elif self._request.version >= HttpVersion11:
+            response.enable_chunked_encoding()
+        await response.prepare(self._request)
+        return response
+
+    def _tell(self, reason: EngineError, sink: ClientSink) -> None:
+        """The error event, behind the last whole event.
+
+        The response is then ended in form: clients drop what they have buffered when a body is
+        torn, and the event with it. What marks the end as an error is the event, the missing
+        finish reason and the missing `[DONE]`.
+        """
+        sink.write(frame(error_event(reason, self._exchange.path)))
+
+    async def _reason(self, error: EngineGone | FramingError) -> EngineError:
+        self._connection.close()
+        reason = (
+            await self._lease.death()
+            if isinstance(error, EngineGone)
+            else EngineError(
+                "The engine's answer could not be read.", status=502, code="engine_bad_answer"
+            )
+        )
+        self.outcome = "failed"
+        return reason

@@ -1,0 +1,87 @@
+"""The client's side of an answer that was begun: raw writes under aiohttp's response."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from mlx_isolate_supervisor.relay.framing import unframe
+
+
+class ClientStalled(Exception):
+    """The client read nothing for too long."""
+
+
+class ClientSink:
+    """Writes blocks to the transport of a request whose response headers are sent.
+
+    Args:
+        request: its response must have been prepared.
+        is_unframed: whether blocks are chunks whose framing the client does not know.
+        stall_s: longest time in which the client may read nothing.
+        on_first: called before the first block.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        *,
+        stall_s: float,
+        is_unframed: bool,
+        on_first: Callable[[], None],
+    ) -> None:
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        self._transport = transport
+        self._protocol = request.protocol
+        self._writer = request.writer
+        self._stall_s = stall_s
+        self._on_first = on_first
+        self._is_unframed = is_unframed
+        # Bound once: this is called for every event of every stream.
+        self.write: Callable[[bytes], None] = self._write_first
+
+    def _write_first(self, block: bytes) -> None:
+        self._on_first()
+        self.write = self._write_unframed if self._is_unframed else self._transport.write
+        self.write(block)
+
+    def _write_unframed(self, chunks: bytes) -> None:
+        self._transport.write(unframe(chunks))
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client's transport buffers more than its high-water mark."""
+        return self._protocol.writing_paused
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough.
+
+        Raises:
+            ClientStalled: it read nothing for `stall_s`.
+            ConnectionError: it has gone.
+        """
+        left = self._transport.get_write_buffer_size()
+        # A task of its own: aiohttp's drain must not be cancelled by a timeout, since it would
+        # find its own cancelled future at the next call.
+        drained = asyncio.ensure_future(self._writer.drain())
+        try:
+            while True:
+                await asyncio.wait((drained,), timeout=self._stall_s)
+                if drained.done():
+                    return drained.result()
+                now = self._transport.get_write_buffer_size()
+                if now >= left:
+                    raise ClientStalled
+                left = now
+        finally:
+            drained.cancel()
+
+    def abort(self) -> None:
+        """Drop what the client has not read, and its connection."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close after what was written, without the end that the answer's framing asks for."""
+        self._transport.close()
