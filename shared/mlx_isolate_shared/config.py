@@ -63,5 +63,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # Requests beyond decode_concurrency that an engine accepts on its socket; the supervisor hands
     # out no more than decode_concurrency, so this only guards the socket against other callers.
     engine_queue_max: int = 128
+    # Request fields that the engine drops, and those that it sets, before it reads a request.
+    strip_params: tuple[str, ...] = ()
+    set_params: dict[str, Any] = {}
     body_bytes_max: int = 64 * 1024 * 1024
     header_bytes_max: int = 32 * 1024

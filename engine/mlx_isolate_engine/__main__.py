@@ -1,0 +1,9 @@
+"""`python -P -m mlx_isolate_engine`: the engine process with its real model."""
+
+import sys
+
+from mlx_isolate_engine.app import run
+from mlx_isolate_engine.model_runtime import load_runtime, prepare_model
+
+if __name__ == "__main__":
+    run(sys.argv[1:], load_runtime, prepare_model)

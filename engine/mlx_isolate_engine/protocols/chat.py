@@ -1,0 +1,323 @@
+"""OpenAI chat completions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mlx_isolate_engine.completion.events import (
+    CompletionSummary,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
+from mlx_isolate_engine.protocols import openai_shapes as shapes
+from mlx_isolate_engine.protocols.chat_messages import Message, template_messages
+from mlx_isolate_engine.protocols.contract import Call, Delta
+from mlx_isolate_engine.protocols.fields import (
+    TOP_LOGPROBS_MAX,
+    Choices,
+    FreeForm,
+    LaneBody,
+    ResponseFormatBody,
+    SamplingBody,
+    Stop,
+    StreamOptions,
+    TokenCount,
+    response_format,
+    seeded,
+    stop_strings,
+    token_limit,
+)
+from mlx_isolate_engine.protocols.json_body import check_free_form, decode_body
+from mlx_isolate_engine.protocols.tools import (
+    TOOLS_MAX,
+    DeclaredTool,
+    NamedTool,
+    template_tools,
+    tool_choice,
+)
+from mlx_isolate_engine.protocols.transcript import Transcript
+from mlx_isolate_shared.errors import HttpError, RequestError
+
+# Arguments of the template call itself, which a request may not replace.
+_RESERVED_TEMPLATE_ARGUMENTS = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
+
+
+class ChatBody(Struct, frozen=True, kw_only=True):
+    """A chat completions request, without its sampler fields."""
+
+    messages: list[Message] | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    n: Choices | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    tools: Annotated[list[DeclaredTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: str | NamedTool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: ResponseFormatBody | None = None
+    chat_template_kwargs: FreeForm | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+def parse(body: bytes, call: Call) -> "ChatRequest":
+    """Parse a request body.
+
+    Raises:
+        RequestError: 400 naming the field.
+    """
+    chat = decode_body(body, ChatBody)
+    sampling = decode_body(body, SamplingBody).request()
+    lane = decode_body(body, LaneBody)
+    _refuse_what_is_not_text(chat)
+    tools = template_tools(chat.tools)
+    prompt = ChatPrompt(
+        messages=template_messages(chat.messages),
+        tools=tools,
+        template_kwargs=_template_arguments(chat),
+    )
+    limit = token_limit(chat.max_completion_tokens, "max_completion_tokens")
+    fallback_limit = token_limit(chat.max_tokens, "max_tokens")
+    request = CompletionRequest(
+        request_id=call.request_id,
+        prompt=prompt,
+        max_tokens=fallback_limit if limit is None else limit,
+        stop=stop_strings(chat.stop),
+        top_logprobs=_top_logprobs(chat),
+        response_format=response_format(chat.response_format),
+        tool_choice=tool_choice(chat.tool_choice, tools),
+        adapter=lane.adapters,
+        draft_model=lane.draft_model,
+        num_draft_tokens=lane.num_draft_tokens,
+    )
+    completions = tuple(
+        msgspec.structs.replace(request, sampling=seeded(sampling, index))
+        for index in range(chat.n or 1)
+    )
+    include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
+    return ChatRequest(call, completions, stream=bool(chat.stream), include_usage=include_usage)
+
+
+def _refuse_what_is_not_text(chat: ChatBody) -> None:
+    if chat.functions or chat.function_call is not None:
+        name = "functions" if chat.functions else "function_call"
+        raise RequestError(f"'{name}' is no longer supported; use 'tools'.", param=name)
+    if chat.audio is not None or any(kind != "text" for kind in chat.modalities or ()):
+        raise RequestError(
+            "This model answers in text only.", param="modalities", code="unsupported_content"
+        )
+
+
+def _template_arguments(chat: ChatBody) -> dict[str, Any]:
+    arguments = dict(chat.chat_template_kwargs or {})
+    check_free_form(arguments, "chat_template_kwargs")
+    for name in arguments:
+        if name in _RESERVED_TEMPLATE_ARGUMENTS:
+            raise RequestError(
+                f"'chat_template_kwargs' may not set '{name}'.",
+                param=f"chat_template_kwargs.{name}",
+            )
+    if chat.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", chat.reasoning_effort)
+    return arguments
+
+
+def _top_logprobs(chat: ChatBody) -> int | None:
+    if chat.logprobs:
+        return chat.top_logprobs or 0
+    if chat.top_logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    return None
+
+
+class ChatRequest:
+    """A parsed chat request with its two formatters."""
+
+    def __init__(
+        self,
+        call: Call,
+        completions: tuple[CompletionRequest, ...],
+        *,
+        stream: bool,
+        include_usage: bool,
+    ) -> None:
+        self._call = call
+        self.completions = completions
+        self.stream = stream
+        self._include_usage = include_usage
+        self._id = f"chatcmpl-{call.unique}"
+
+    def streamer(self) -> "ChatStreamer":
+        """A formatter for the streamed answer."""
+        head = _head(self._id, "chat.completion.chunk", self._call)
+        return ChatStreamer(head, self.completions, include_usage=self._include_usage)
+
+    def body(self, transcripts: Sequence[Transcript]) -> bytes:
+        """The whole answer as JSON."""
+        with_logprobs = self.completions[0].top_logprobs is not None
+        summaries = [transcript.summary for transcript in transcripts]
+        return msgspec.json.encode(
+            {
+                **_head(self._id, "chat.completion", self._call),
+                "choices": [
+                    _choice(index, transcript, with_logprobs)
+                    for index, transcript in enumerate(transcripts)
+                ],
+                "usage": shapes.usage([summaries]),
+                "timings": summaries[0].timings,
+            }
+        )
+
+
+def _head(answer_id: str, kind: str, call: Call) -> dict[str, Any]:
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": call.created,
+        "model": call.identity.model,
+        "system_fingerprint": call.identity.fingerprint,
+    }
+
+
+def _choice(index: int, transcript: Transcript, with_logprobs: bool) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in transcript.tool_calls
+    ]
+    text = transcript.text
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not text else text,
+        "refusal": None,
+    }
+    if transcript.reasoning:
+        message["reasoning"] = message["reasoning_content"] = transcript.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": shapes.chat_logprobs(transcript.logprobs) if with_logprobs else None,
+        "finish_reason": transcript.summary.finish_reason,
+    }
+
+
+class ChatStreamer:
+    """Chat chunks: a role first, deltas, a finish reason each, usage if asked, then [DONE]."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        completions: Sequence[CompletionRequest],
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._head = head
+        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._with_logprobs = completions[0].top_logprobs is not None
+        self._summaries: dict[int, CompletionSummary] = {}
+        # A content chunk is these bytes, the text as JSON, and the closing ones: nothing else in
+        # it changes from token to token.
+        opening = msgspec.json.encode(head)[:-1]
+        closing = msgspec.json.encode({"logprobs": None, "finish_reason": None})[1:]
+        self._before = [
+            b'data: %s,"choices":[{"index":%d,"delta":{"content":' % (opening, index)
+            for index in range(len(completions))
+        ]
+        self._after = b"},%s]%s}\n\n" % (closing, b',"usage":null' if include_usage else b"")
+
+    def begin(self) -> Iterable[bytes]:
+        """The chunk that gives each choice its role."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [self._chunk(index, delta) for index in range(len(self._before))]
+
+    def delta(self, index: int, delta: Delta) -> Iterable[bytes]:
+        """One chunk for one delta."""
+        match delta:
+            case ContentDelta():
+                if self._with_logprobs:
+                    logprobs = shapes.chat_logprobs(delta.logprobs)
+                    return (self._chunk(index, {"content": delta.text}, logprobs=logprobs),)
+                return (self._before[index] + msgspec.json.encode(delta.text) + self._after,)
+            case ReasoningDelta():
+                both = {"reasoning": delta.text, "reasoning_content": delta.text}
+                return (self._chunk(index, both),)
+            case ToolCallDelta():
+                return (self._chunk(index, {"tool_calls": [_call_delta(delta)]}),)
+
+    def finish(self, index: int, summary: CompletionSummary) -> Iterable[bytes]:
+        """The chunk with the finish reason and the timings."""
+        self._summaries[index] = summary
+        chunk = self._chunk(index, {}, finish_reason=summary.finish_reason, timings=summary.timings)
+        return (chunk,)
+
+    def end(self) -> Iterable[bytes]:
+        """Usage, if asked for, and the end mark."""
+        if self._usage:
+            summaries = [self._summaries[index] for index in sorted(self._summaries)]
+            yield shapes.sse({**self._head, "choices": [], "usage": shapes.usage([summaries])})
+        yield shapes.DONE
+
+    def error(self, error: HttpError) -> bytes:
+        """The error envelope as an event."""
+        return shapes.sse(error.envelope())
+
+    def keepalive(self, done: int, total: int) -> bytes:
+        """A comment."""
+        return shapes.comment_keepalive(done, total)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return shapes.sse({**self._head, "choices": [choice], **self._usage, **more})
+
+
+def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": delta.arguments}
+    if delta.name is not None:
+        function = {"name": delta.name, **function}
+    call: dict[str, Any] = {"index": delta.index, "function": function}
+    if delta.id is not None:
+        call = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+    return call

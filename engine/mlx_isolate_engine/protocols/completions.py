@@ -1,0 +1,271 @@
+"""OpenAI text completions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mlx_isolate_engine.completion.events import (
+    CompletionSummary,
+    ContentDelta,
+    ReasoningDelta,
+    TokenLogprob,
+    ToolCallDelta,
+)
+from mlx_isolate_engine.completion.request import (
+    CompletionRequest,
+    TextPrompt,
+    TokensPrompt,
+)
+from mlx_isolate_engine.protocols import openai_shapes as shapes
+from mlx_isolate_engine.protocols.contract import Call, Delta
+from mlx_isolate_engine.protocols.fields import (
+    CHOICES_MAX,
+    TOP_LOGPROBS_MAX,
+    Choices,
+    LaneBody,
+    ResponseFormatBody,
+    SamplingBody,
+    Stop,
+    StreamOptions,
+    TokenCount,
+    response_format,
+    seeded,
+    stop_strings,
+    token_limit,
+)
+from mlx_isolate_engine.protocols.json_body import decode_body
+from mlx_isolate_engine.protocols.transcript import Transcript
+from mlx_isolate_shared.errors import HttpError, RequestError
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class CompletionsBody(Struct, frozen=True, kw_only=True):
+    """A text completions request, without its sampler fields."""
+
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    max_tokens: TokenCount | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    response_format: ResponseFormatBody | None = None
+
+
+def parse(body: bytes, call: Call) -> "TextRequest":
+    """Parse a request body.
+
+    Raises:
+        RequestError: 400 naming the field.
+    """
+    text = decode_body(body, CompletionsBody)
+    sampling = decode_body(body, SamplingBody).request()
+    lane = decode_body(body, LaneBody)
+    choices = text.n or 1
+    prompts = _prompts(text.prompt)
+    if len(prompts) * choices > CHOICES_MAX:
+        raise RequestError(
+            f"'prompt' times 'n' asks for more than {CHOICES_MAX} choices.", param="prompt"
+        )
+    _refuse_what_the_model_cannot(text, choices, prompts)
+    request = CompletionRequest(
+        request_id=call.request_id,
+        prompt=prompts[0],
+        max_tokens=token_limit(text.max_tokens, "max_tokens"),
+        stop=stop_strings(text.stop),
+        top_logprobs=text.logprobs,
+        response_format=response_format(text.response_format),
+        adapter=lane.adapters,
+        draft_model=lane.draft_model,
+        num_draft_tokens=lane.num_draft_tokens,
+    )
+    completions = tuple(
+        msgspec.structs.replace(request, prompt=prompt, sampling=seeded(sampling, index))
+        for prompt in prompts
+        for index in range(choices)
+    )
+    return TextRequest(call, completions, text, choices)
+
+
+def _prompts(
+    prompt: str | list[str | int | list[int]] | None,
+) -> list[TextPrompt | TokensPrompt]:
+    """The prompts of a request: one text, several, one list of token ids, or several."""
+    if prompt is None or prompt in ("", []):
+        raise RequestError("'prompt' is required and may not be empty.", param="prompt")
+    if isinstance(prompt, str):
+        return [TextPrompt(text=prompt)]
+    texts = [item for item in prompt if isinstance(item, str)]
+    tokens = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(tokens) == len(prompt):
+        return [TokensPrompt(tokens=tuple(tokens))]
+    if len(texts) == len(prompt) and all(texts):
+        return [TextPrompt(text=text) for text in texts]
+    if len(lists) == len(prompt) and all(lists):
+        return [TokensPrompt(tokens=tuple(ids)) for ids in lists]
+    raise RequestError(
+        "Invalid value for 'prompt': expected text, a list of texts, token ids, or a list of "
+        "lists of token ids, none of them empty.",
+        param="prompt",
+    )
+
+
+def _refuse_what_the_model_cannot(
+    text: CompletionsBody, choices: int, prompts: Sequence[TextPrompt | TokensPrompt]
+) -> None:
+    if text.suffix:
+        raise RequestError("This model cannot complete before a 'suffix'.", param="suffix")
+    if (text.best_of or choices) != choices:
+        raise RequestError("'best_of' must equal 'n'.", param="best_of")
+    if text.echo and text.logprobs is not None:
+        raise RequestError("'echo' cannot be combined with 'logprobs'.", param="echo")
+    if text.echo and isinstance(prompts[0], TokensPrompt):
+        raise RequestError("'echo' needs a 'prompt' that is text.", param="echo")
+
+
+class TextRequest:
+    """A parsed text completions request with its two formatters."""
+
+    def __init__(
+        self,
+        call: Call,
+        completions: tuple[CompletionRequest, ...],
+        body: CompletionsBody,
+        choices: int,
+    ) -> None:
+        self.completions = completions
+        self.stream = bool(body.stream)
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._choices = choices
+        self._echoes = [_echo(request) if body.echo else "" for request in completions]
+        self._head = {
+            "id": f"cmpl-{call.unique}",
+            "object": "text_completion",
+            "created": call.created,
+            "model": call.identity.model,
+            "system_fingerprint": call.identity.fingerprint,
+        }
+
+    def streamer(self) -> "TextStreamer":
+        """A formatter for the streamed answer."""
+        return TextStreamer(
+            self._head, self._echoes, choices=self._choices, include_usage=self._include_usage
+        )
+
+    def body(self, transcripts: Sequence[Transcript]) -> bytes:
+        """The whole answer as JSON."""
+        summaries = [transcript.summary for transcript in transcripts]
+        return msgspec.json.encode(
+            {
+                **self._head,
+                "choices": [
+                    {
+                        "text": self._echoes[index] + transcript.reasoning + transcript.text,
+                        "index": index,
+                        "logprobs": self._logprobs(transcript.logprobs),
+                        "finish_reason": transcript.summary.finish_reason,
+                    }
+                    for index, transcript in enumerate(transcripts)
+                ],
+                "usage": shapes.usage(_by_prompt(summaries, self._choices)),
+                "timings": summaries[0].timings,
+            }
+        )
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self.completions[0].top_logprobs is None:
+            return None
+        return shapes.text_logprobs(tokens, 0)
+
+
+def _echo(request: CompletionRequest) -> str:
+    return request.prompt.text if isinstance(request.prompt, TextPrompt) else ""
+
+
+def _by_prompt(
+    summaries: Sequence[CompletionSummary], choices: int
+) -> list[Sequence[CompletionSummary]]:
+    return [summaries[at : at + choices] for at in range(0, len(summaries), choices)]
+
+
+class TextStreamer:
+    """Text chunks, a finish reason for each choice, usage if asked for, then [DONE]."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        echoes: Sequence[str],
+        *,
+        choices: int,
+        include_usage: bool,
+    ) -> None:
+        self._head = head
+        self._echoes = echoes
+        self._choices = choices
+        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._offsets = [0] * len(echoes)
+        self._summaries: dict[int, CompletionSummary] = {}
+
+    def begin(self) -> Iterable[bytes]:
+        """The prompt, where it is to be echoed."""
+        return [self._chunk(index, text) for index, text in enumerate(self._echoes) if text]
+
+    def delta(self, index: int, delta: Delta) -> Iterable[bytes]:
+        """One chunk for one delta; text that looks like reasoning is text here."""
+        match delta:
+            case ContentDelta():
+                logprobs = None
+                if delta.logprobs:
+                    logprobs = shapes.text_logprobs(delta.logprobs, self._offsets[index])
+                    self._offsets[index] += sum(len(token.token) for token in delta.logprobs)
+                return (self._chunk(index, delta.text, logprobs=logprobs),)
+            case ReasoningDelta():
+                return (self._chunk(index, delta.text),)
+            case ToolCallDelta():
+                return ()
+
+    def finish(self, index: int, summary: CompletionSummary) -> Iterable[bytes]:
+        """The chunk with the finish reason and the timings."""
+        self._summaries[index] = summary
+        chunk = self._chunk(index, "", finish_reason=summary.finish_reason, timings=summary.timings)
+        return (chunk,)
+
+    def end(self) -> Iterable[bytes]:
+        """Usage, if asked for, and the end mark."""
+        if self._usage:
+            summaries = [self._summaries[index] for index in sorted(self._summaries)]
+            usage = shapes.usage(_by_prompt(summaries, self._choices))
+            yield shapes.sse({**self._head, "choices": [], "usage": usage})
+        yield shapes.DONE
+
+    def error(self, error: HttpError) -> bytes:
+        """The error envelope as an event."""
+        return shapes.sse(error.envelope())
+
+    def keepalive(self, done: int, total: int) -> bytes:
+        """A comment."""
+        return shapes.comment_keepalive(done, total)
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {
+            "text": text,
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        return shapes.sse({**self._head, "choices": [choice], **self._usage, **more})

@@ -1,0 +1,285 @@
+"""The engine's HTTP server on its unix socket: routes, limits, and the end of admission.
+
+Knows the routes and turns every error into a response; a request's own course is in exchange.py.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from mlx_isolate_engine.completion.seam import CompletionService
+from mlx_isolate_engine.exchange import JSON_HEADERS, Exchange, internal_error
+from mlx_isolate_engine.identity import Identity
+from mlx_isolate_engine.protocols import chat, completions
+from mlx_isolate_engine.protocols.contract import Call, Parse
+from mlx_isolate_engine.protocols.json_body import filter_fields
+from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.errors import (
+    CapacityError,
+    ConfigError,
+    EngineError,
+    HttpError,
+    RequestError,
+)
+
+log = logging.getLogger("engine.server")
+
+# The supervisor decides how long a connection is kept for reuse; the engine outwaits it, so that
+# no request meets a connection that is just being closed.
+_KEEPALIVE_S = 3600.0
+# Connections that may wait for accept; the supervisor hands out far fewer requests.
+_BACKLOG = 512
+# After a cut each client gets its error event; one that does not read is not waited for.
+_CUT_S = 1.0
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_ErrorBody = Callable[[HttpError], bytes]
+
+
+class EngineServer:
+    """Serves one model until it is stopped.
+
+    Args:
+        service: where requests are prepared and run.
+        identity: the names and facts that answers carry.
+        settings: limits and intervals.
+        on_answered: called after the first completion that was answered in full.
+    """
+
+    def __init__(
+        self,
+        service: CompletionService,
+        identity: Identity,
+        settings: EngineSettings,
+        *,
+        on_answered: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._identity = identity
+        self._settings = settings
+        self._on_answered: Callable[[], None] | None = on_answered
+        self._active: set[Exchange] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_stopping = False
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def active(self) -> int:
+        """Exchanges that have not ended."""
+        return len(self._active)
+
+    async def start(self, socket_path: str) -> None:
+        """Listen on a new unix socket of mode 0600.
+
+        Raises:
+            ConfigError: the path cannot be bound.
+        """
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=_KEEPALIVE_S,
+            tcp_keepalive=False,
+            max_line_size=self._settings.header_bytes_max,
+            max_field_size=self._settings.header_bytes_max,
+            shutdown_timeout=_CUT_S,
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, _bind(socket_path), backlog=_BACKLOG).start()
+
+    async def stop(self, finish_s: float) -> None:
+        """Refuse new requests, let the active ones finish for so long, cut the rest."""
+        self._is_stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(finish_s):
+                await self._idle.wait()
+        if self._active:
+            log.warning("requests.cut count=%d", len(self._active))
+        for exchange in tuple(self._active):
+            exchange.cut(_stopping())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_S):
+                await self._idle.wait()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=self._settings.body_bytes_max)
+        app.middlewares.append(_answer_errors)
+        generation: dict[str, tuple[Parse, _ErrorBody]] = {
+            "/v1/chat/completions": (chat.parse, HttpError.body),
+            "/chat/completions": (chat.parse, HttpError.body),
+            "/v1/completions": (completions.parse, HttpError.body),
+            "/completions": (completions.parse, HttpError.body),
+        }
+        for path, (parse, error_body) in generation.items():
+            app.router.add_post(path, self._generation_handler(parse, error_body))
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{id:.+}", self._model)
+        app.router.add_get("/health", self._health)
+        return app
+
+    def _generation_handler(self, parse: Parse, error_body: _ErrorBody) -> _Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            request_id = _request_id(request)
+            headers = {"x-request-id": request_id}
+            try:
+                return await self._generate(request, parse, request_id, headers)
+            except HttpError as error:
+                return _error_response(error, error_body, headers)
+
+        return handle
+
+    async def _generate(
+        self, request: web.Request, parse: Parse, request_id: str, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        if self._is_stopping:
+            raise CapacityError(
+                "The engine is stopping.", status=503, code="engine_stopping", retry_after_s=1.0
+            )
+        body = await self._read_body(request)
+        call = Call(
+            identity=self._identity,
+            request_id=request_id,
+            unique=uuid.uuid4().hex,
+            created=int(time.time()),
+        )
+        wire = parse(body, call)
+        exchange = Exchange(request, wire, headers, self._settings.sse_ping_interval_s)
+        self._active.add(exchange)
+        self._idle.clear()
+        try:
+            response = await exchange.run(self._service)
+        finally:
+            self._active.discard(exchange)
+            if not self._active:
+                self._idle.set()
+        if self._on_answered is not None:
+            self._on_answered()
+            self._on_answered = None
+        return response
+
+    async def _read_body(self, request: web.Request) -> bytes:
+        limit = self._settings.body_bytes_max
+        if (request.content_length or 0) > limit:
+            raise _too_large(limit)
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise _too_large(limit) from error
+        except (aiohttp.ClientPayloadError, web.RequestPayloadError) as error:
+            raise RequestError("The request body could not be read.") from error
+        return filter_fields(body, self._settings.strip_params, self._settings.set_params)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model_object()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if request.match_info["id"] != self._identity.model:
+            raise RequestError(
+                f"This engine serves the model '{self._identity.model}' only.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return _json(self._model_object())
+
+    def _model_object(self) -> dict[str, object]:
+        facts = self._identity.facts
+        return {
+            "id": self._identity.model,
+            "object": "model",
+            "created": self._identity.created,
+            "owned_by": "mlx-isolate",
+            "context_length": facts.context_length,
+            "max_model_len": facts.context_length,
+            "architecture": facts.architecture,
+        }
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return _json({"status": "stopping" if self._is_stopping else "ok"})
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Every error as JSON; what nobody foresaw is a 500 that says nothing of our insides."""
+    try:
+        return await handler(request)
+    except HttpError as error:
+        return _error_response(error, HttpError.body, {})
+    except web.HTTPException as error:
+        return _error_response(_from_aiohttp(error), HttpError.body, _allow(error))
+    except ConnectionError:
+        # The client is gone, which is no error of ours: end as aiohttp's own cancellation does.
+        raise asyncio.CancelledError from None
+    except Exception:
+        log.exception("request.failed path=%s", request.path)
+        return _error_response(internal_error(), HttpError.body, {})
+
+
+def _from_aiohttp(error: web.HTTPException) -> HttpError:
+    messages = {404: "There is no such endpoint.", 405: "This endpoint does not take that method."}
+    message = messages.get(error.status, error.reason)
+    return RequestError(message, status=error.status, code=error.reason.lower().replace(" ", "_"))
+
+
+def _allow(error: web.HTTPException) -> dict[str, str]:
+    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+
+
+def _error_response(
+    error: HttpError, error_body: _ErrorBody, headers: dict[str, str]
+) -> web.Response:
+    return web.Response(
+        status=error.status,
+        body=error_body(error),
+        headers={**JSON_HEADERS, **headers, **error.headers()},
+    )
+
+
+def _json(payload: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(payload), headers=JSON_HEADERS)
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(
+        f"The request body is larger than {limit} bytes.", status=413, code="body_too_large"
+    )
+
+
+def _stopping() -> EngineError:
+    return EngineError(
+        "The engine was stopped before the answer was complete.",
+        status=503,
+        code="engine_stopping",
+    )
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _bind(socket_path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(socket_path)
+        # Nobody can connect before the server listens, so there is no moment of a wider mode.
+        os.chmod(socket_path, 0o600)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {socket_path}: {error.strerror}.") from error
+    listener.setblocking(False)
+    return listener
