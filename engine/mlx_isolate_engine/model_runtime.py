@@ -7,7 +7,7 @@ and read its spec before those seconds pass.
 import asyncio
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
@@ -57,7 +57,7 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
         warm_up(loaded, loading)
         return loaded
 
-    def make_prompt_cache(loaded: "LoadedModel") -> PromptCache | None:
+    def make_prompt_cache(loaded: "LoadedModel") -> Any:
         if settings.prompt_cache_size == 0:
             return None
         return PromptCache(

@@ -139,7 +139,7 @@ def test_whole_answer_has_usage_timings_and_fingerprint() -> None:
 
 
 def test_reasoning_has_both_names() -> None:
-    deltas = [ReasoningDelta(text="hm"), ContentDelta(text="a")]
+    deltas: list[Delta] = [ReasoningDelta(text="hm"), ContentDelta(text="a")]
     chunk = stream(parse_all(stream=True), deltas)[1]
     assert chunk["choices"][0]["delta"] == {"reasoning": "hm", "reasoning_content": "hm"}
     message = whole(parse_all(), deltas)["choices"][0]["message"]
