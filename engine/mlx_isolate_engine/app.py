@@ -49,7 +49,7 @@ def run(argv: Sequence[str], load_runtime: LoadRuntime, prepare: PrepareModel) -
         os.set_inheritable(descriptor, False)
     die_with_parent(arguments.lifeline_fd)
     watch_lifeline(arguments.lifeline_fd)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, _exit_quietly)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reporter = Reporter(arguments.report_fd)
     status = _run_to_status(arguments.spec_fd, reporter, load_runtime, prepare)
@@ -154,6 +154,11 @@ class _Engine:
         return msgspec.structs.replace(
             runtime.progress(), footprint_bytes=footprint_bytes, footprint_kind=kind
         )
+
+
+def _exit_quietly(number: int, frame: object) -> None:
+    """Answer SIGTERM before there is anything to stop."""
+    os._exit(0)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -5,6 +5,7 @@ and read its spec before those seconds pass.
 """
 
 import asyncio
+import importlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from mlx_isolate_engine.generation.ports import LoadedModel
     from mlx_isolate_engine.generation.thread import GenerationThread
 
+_MODEL_MODULES = (
+    "mlx_isolate_engine.cache.prompt_cache",
+    "mlx_isolate_engine.completion.service",
+    "mlx_isolate_engine.generation.thread",
+    "mlx_isolate_engine.model.load",
+    "mlx_isolate_engine.model.resolve",
+)
+
 log = logging.getLogger("engine.runtime")
 
 
@@ -26,10 +35,8 @@ def prepare_model(prepare: Prepare) -> None:
 
 
 def _import_model_libraries() -> None:
-    import mlx_isolate_engine.completion.service
-    import mlx_isolate_engine.generation.thread
-    import mlx_isolate_engine.model.load
-    import mlx_isolate_engine.model.resolve  # noqa: F401
+    for name in _MODEL_MODULES:
+        importlib.import_module(name)
 
 
 async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:

@@ -1,3 +1,5 @@
+"""The chat protocol: golden bytes of its answers, and what it refuses by name."""
+
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

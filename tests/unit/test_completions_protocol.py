@@ -1,3 +1,5 @@
+"""The text completions protocol: golden bytes, prompts of every form, old logprobs."""
+
 import json
 from collections.abc import Sequence
 from typing import Any

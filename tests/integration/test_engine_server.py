@@ -1,0 +1,375 @@
+"""The engine's HTTP server on a real unix socket, in front of scripted completions."""
+
+import asyncio
+import gzip
+import json
+import os
+import stat
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mlx_isolate_engine.completion.events import PrefillProgress
+from mlx_isolate_engine.server import EngineServer
+from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
+from tests.fakes.scripted_service import IDENTITY, ScriptedService, Step, content
+from tests.raw_http import RawClient, ask
+from tests.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+STREAM: dict[str, Any] = {**HELLO, "stream": True}
+
+
+class Served:
+    """A running server with what it runs."""
+
+    def __init__(self, server: EngineServer, service: ScriptedService, path: str) -> None:
+        self.server = server
+        self.service = service
+        self.path = path
+        self.answered = 0
+
+    async def chat(self, body: bytes | dict[str, Any], **more: Any) -> Any:
+        return await ask(self.path, CHAT, body, **more)
+
+
+@asynccontextmanager
+async def serving(
+    service: ScriptedService, settings: EngineSettings | None = None
+) -> AsyncGenerator[Served, None]:
+    with tempfile.TemporaryDirectory(prefix="mi", dir="/tmp") as folder:
+        path = f"{folder}/s"
+
+        def count() -> None:
+            served.answered += 1
+
+        server = EngineServer(service, IDENTITY, settings or EngineSettings(), on_answered=count)
+        served = Served(server, service, path)
+        await server.start(path)
+        try:
+            yield served
+        finally:
+            await server.stop(0)
+            assert service.open == 0, "a prepared completion was not given back"
+            assert server.active == 0
+
+
+def run(
+    scenario: Callable[[Served], Awaitable[None]],
+    steps: Sequence[Step] = (),
+    settings: EngineSettings | None = None,
+    **service: Any,
+) -> None:
+    async def main() -> None:
+        async with serving(ScriptedService(steps, **service), settings) as served:
+            await scenario(served)
+
+    asyncio.run(main())
+
+
+def test_every_event_is_one_chunk() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat({**STREAM, "stream_options": {"include_usage": True}})
+        assert response.ended
+        assert len(response.chunks) == 7
+        for chunk in response.chunks:
+            assert chunk.startswith(b"data: ")
+            assert chunk.endswith(b"\n\n")
+            assert chunk.count(b"\n") == 2
+
+    run(scenario, content("a", "b", "c"))
+
+
+def test_stream_has_its_headers_and_joins_to_the_whole_answer() -> None:
+    async def scenario(served: Served) -> None:
+        streamed = await served.chat(STREAM, headers={"x-request-id": "mine"})
+        assert streamed.status == 200
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert streamed.headers["cache-control"] == "no-cache"
+        assert streamed.headers["x-accel-buffering"] == "no"
+        assert streamed.headers["x-request-id"] == "mine"
+        assert streamed.chunks[-1] == b"data: [DONE]\n\n"
+        whole = await served.chat(HELLO)
+        assert whole.headers["content-type"] == "application/json"
+        text = "".join(one["choices"][0]["delta"].get("content", "") for one in streamed.data)
+        assert text == whole.json["choices"][0]["message"]["content"] == "Grüße 👋"
+        assert served.answered == 1
+
+    run(scenario, content("Grüße", " 👋"))
+
+
+def test_n_streams_interleave_by_index() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat({**STREAM, "n": 2})
+        texts = {0: "", 1: ""}
+        for one in response.data:
+            (choice,) = one["choices"]
+            texts[choice["index"]] += choice["delta"].get("content", "")
+        assert texts == {0: "ab", 1: "ab"}
+
+    run(scenario, content("a", "b"))
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM, {**STREAM, "n": 2}])
+def test_refusal_by_prepare_is_a_plain_status(body: dict[str, Any]) -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(body)
+        assert response.status == 400
+        assert response.json["error"]["code"] == "context_length_exceeded"
+
+    refusal = RequestError("Too long.", code="context_length_exceeded")
+    run(scenario, refusal=refusal)
+
+
+def test_queue_full_is_429_with_retry_after() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(HELLO)
+        assert response.status == 429
+        assert response.headers["retry-after"] == "2"
+
+    run(scenario, refusal=CapacityError("Full.", status=429, code="full", retry_after_s=2))
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM, {**STREAM, "n": 2}, {**HELLO, "n": 2}])
+def test_failure_before_the_first_event_is_a_plain_status(body: dict[str, Any]) -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(body)
+        assert response.status == 500
+        assert response.json["error"]["code"] == "row_failed"
+
+    run(scenario, [EngineError("Failed.", status=500, code="row_failed")])
+
+
+def test_failure_after_events_is_an_error_event_and_no_done() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(STREAM)
+        assert response.status == 200
+        assert response.data[-1]["error"]["code"] == "row_failed"
+        assert all(one["choices"][0]["finish_reason"] is None for one in response.data[:-1])
+        assert b"[DONE]" not in response.body
+        assert response.ended
+
+    run(scenario, [*content("a"), EngineError("Failed.", status=500, code="row_failed")])
+
+
+@pytest.mark.parametrize("steps", [[], content("a")])
+def test_fault_of_ours_says_nothing_of_our_insides(steps: list[Step]) -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(STREAM)
+        error = (response.data[-1] if steps else response.json)["error"]
+        assert error["code"] == "internal_error"
+        assert b"secret" not in response.body
+        assert (await ask(served.path, "/health", method="GET")).status == 200
+
+    run(scenario, [*steps, ValueError("secret")])
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM, {**STREAM, "n": 3}])
+@pytest.mark.parametrize("began", [False, True])
+def test_client_that_leaves_cancels_its_completions(body: dict[str, Any], began: bool) -> None:
+    async def scenario(served: Served) -> None:
+        client = await RawClient.connect(served.path)
+        client.send(CHAT, body)
+        await served.service.running.wait()
+        if began and body.get("stream"):
+            await client.head()
+            await client.chunk()
+        client.close()
+        async with asyncio.timeout(1):
+            await served.service.was_cancelled.wait()
+        await wait_until(lambda: served.service.open == 0, 1)
+        await wait_until(lambda: served.server.active == 0, 1)
+        assert served.service.cancelled == body.get("n", 1)
+
+    never = asyncio.Event()
+    run(scenario, [*(content("a") if began else []), never])
+
+
+def test_keepalives_only_after_silence_and_with_progress() -> None:
+    go_on = asyncio.Event()
+
+    async def scenario(served: Served) -> None:
+        async with await RawClient.connect(served.path) as client:
+            client.send(CHAT, STREAM)
+            await client.head()
+            assert await client.chunk() == b": keepalive 3/7\n\n"
+            assert await client.chunk() == b": keepalive 3/7\n\n"
+            go_on.set()
+            rest = [await client.chunk()]
+            while rest[-1]:
+                rest.append(await client.chunk())
+            assert all(chunk.startswith(b"data: ") for chunk in rest[:-1])
+            assert rest[-2] == b"data: [DONE]\n\n"
+
+    steps: list[Step] = [PrefillProgress(done=3, total=7), go_on, *content("a")]
+    # A short interval, so that the test need not wait for the real one.
+    run(scenario, steps, EngineSettings(sse_ping_interval_s=0.05))
+
+
+def test_no_keepalive_within_the_interval() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat(STREAM)
+        assert b": keepalive" not in response.body
+
+    run(scenario, content("a"))
+
+
+def test_failure_after_a_keepalive_is_an_event() -> None:
+    fail = asyncio.Event()
+
+    async def scenario(served: Served) -> None:
+        async with await RawClient.connect(served.path) as client:
+            client.send(CHAT, STREAM)
+            assert (await client.head()).status == 200
+            assert await client.chunk() == b": keepalive 0/7\n\n"
+            fail.set()
+            event = await client.chunk()
+            while event.startswith(b":"):
+                event = await client.chunk()
+            assert json.loads(event[6:])["error"]["code"] == "row_failed"
+
+    # A short interval, so that the test need not wait for the real one.
+    run(
+        scenario,
+        [fail, EngineError("Failed.", status=500, code="row_failed")],
+        EngineSettings(sse_ping_interval_s=0.05),
+    )
+
+
+def test_stop_cuts_what_is_active_and_refuses_what_is_new() -> None:
+    async def scenario(served: Served) -> None:
+        async with (
+            await RawClient.connect(served.path) as stream,
+            await RawClient.connect(served.path) as whole,
+            await RawClient.connect(served.path) as late,
+        ):
+            stream.send(CHAT, STREAM)
+            whole.send(CHAT, HELLO)
+            await stream.head()
+            await wait_until(lambda: served.server.active == 2, 1)
+            stopping = asyncio.create_task(served.server.stop(0.2))
+            await asyncio.sleep(0)
+            late.send(CHAT, HELLO)
+            refused = await late.answer()
+            assert (refused.status, refused.json["error"]["code"]) == (503, "engine_stopping")
+            cut = await whole.answer()
+            assert (cut.status, cut.json["error"]["code"]) == (503, "engine_stopping")
+            events = [await stream.chunk()]
+            while events[-1]:
+                events.append(await stream.chunk())
+            assert json.loads(events[-2][6:])["error"]["code"] == "engine_stopping"
+            await stopping
+
+    run(scenario, [*content("a"), asyncio.Event()])
+
+
+def test_stop_lets_the_active_finish() -> None:
+    finish = asyncio.Event()
+
+    async def scenario(served: Served) -> None:
+        asked = asyncio.create_task(served.chat(HELLO))
+        await served.service.running.wait()
+        stopping = asyncio.create_task(served.server.stop(5))
+        await asyncio.sleep(0)
+        finish.set()
+        assert (await asked).status == 200
+        await stopping
+
+    run(scenario, [finish, *content("a")])
+
+
+def test_body_over_the_limit_is_413() -> None:
+    async def scenario(served: Served) -> None:
+        big = {"messages": [{"role": "user", "content": "x" * 2000}]}
+        plain = await served.chat(big)
+        assert (plain.status, plain.json["error"]["code"]) == (413, "body_too_large")
+        packed = gzip.compress(json.dumps(big).encode())
+        assert len(packed) < 1000
+        unpacked = await served.chat(packed, headers={"Content-Encoding": "gzip"})
+        assert unpacked.status == 413
+
+    run(scenario, settings=EngineSettings(body_bytes_max=1000))
+
+
+def test_compressed_body_is_read_and_a_broken_one_refused() -> None:
+    async def scenario(served: Served) -> None:
+        headers = {"Content-Encoding": "gzip"}
+        packed = gzip.compress(json.dumps(HELLO).encode())
+        assert (await served.chat(packed, headers=headers)).status == 200
+        broken = await served.chat(b"\x1f\x8b" + b"junk" * 20, headers=headers)
+        assert broken.status == 400
+        assert "error" in broken.json
+
+    run(scenario, content("a"))
+
+
+def test_unknown_path_and_method_are_json() -> None:
+    async def scenario(served: Served) -> None:
+        missing = await ask(served.path, "/v1/nothing", method="GET")
+        assert (missing.status, missing.json["error"]["type"]) == (404, "invalid_request_error")
+        wrong = await ask(served.path, CHAT, method="GET")
+        assert (wrong.status, wrong.headers["allow"]) == (405, "post")
+        assert wrong.json["error"]["code"] == "method_not_allowed"
+
+    run(scenario)
+
+
+def test_models_are_listed_with_the_context_length() -> None:
+    async def scenario(served: Served) -> None:
+        models = await ask(served.path, "/v1/models", method="GET")
+        (model,) = models.json["data"]
+        assert (model["id"], model["context_length"]) == ("m", 4096)
+        assert (await ask(served.path, "/v1/models/m", method="GET")).json == model
+        assert (await ask(served.path, "/v1/models/a/b", method="GET")).status == 404
+
+    run(scenario)
+
+
+def test_configured_fields_are_stripped_and_set() -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat({**HELLO, "temperature": "hot", "top_p": 0.1})
+        assert response.status == 200
+        (request,) = served.service.requests
+        assert (request.sampling.temperature, request.sampling.top_p) == (None, 0.5)
+
+    settings = EngineSettings(strip_params=("temperature",), set_params={"top_p": 0.5})
+    run(scenario, content("a"), settings)
+
+
+def test_socket_is_private() -> None:
+    async def scenario(served: Served) -> None:
+        assert stat.S_IMODE(os.stat(served.path).st_mode) == 0o600
+
+    run(scenario)
+
+
+def test_client_that_does_not_read_holds_back_its_completion_only() -> None:
+    text = "x" * 10_000
+
+    async def scenario(served: Served) -> None:
+        client = await RawClient.connect(served.path)
+        client.send(CHAT, STREAM)
+        await client.head()
+        await served.service.running.wait()
+        assert (await ask(served.path, "/health", method="GET")).status == 200
+        assert served.server.active == 1
+        client.close()
+        await wait_until(lambda: served.server.active == 0, 2)
+
+    run(scenario, content(*[text] * 2000))
+
+
+def test_connection_is_kept_after_an_answer_and_after_a_refusal() -> None:
+    async def scenario(served: Served) -> None:
+        async with await RawClient.connect(served.path) as client:
+            for body in (HELLO, {}, STREAM, HELLO):
+                client.send(CHAT, body)
+                response = await client.answer()
+                assert response.status == (200 if body else 400)
+
+    run(scenario, content("a"))
