@@ -1,9 +1,30 @@
 """The completion service: prepares requests against the model and runs them on its thread."""
 
-from mlx_isolate_engine.completion.request import CompletionRequest
+import functools
+
+from mlx_isolate_engine.completion.executor import AdmittedCompletion
+from mlx_isolate_engine.completion.prompt import (
+    BuiltPrompt,
+    PromptBuilder,
+    context_length_exceeded,
+)
+from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
+from mlx_isolate_engine.completion.resolve import (
+    check_request,
+    resolve_max_tokens,
+    resolve_sampling,
+)
 from mlx_isolate_engine.completion.seam import PreparedCompletion
+from mlx_isolate_engine.completion.workers import Workers
+from mlx_isolate_engine.generation.plan import CompletionPlan, TextPlan
 from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.errors import CapacityError, RequestError
+
+# Threads that render and tokenize; more than one, so that a 5 MB text does not stop a short chat.
+PREPARE_THREADS = 4
+# Longest time for one prompt: a template that never ends is interrupted after it.
+PREPARE_DEADLINE_S = 60.0
 
 
 class ModelCompletionService:
@@ -17,18 +38,124 @@ class ModelCompletionService:
         ...
         await service.close()  # refuses new work, waits for nothing
         await thread.stop()
+
+    Args:
+        thread: started.
+        settings: the engine's.
+        prepare_deadline_s: seconds for rendering and tokenizing one prompt.
     """
 
-    def __init__(self, thread: GenerationThread, settings: EngineSettings) -> None: ...
+    def __init__(
+        self,
+        thread: GenerationThread,
+        settings: EngineSettings,
+        *,
+        prepare_deadline_s: float = PREPARE_DEADLINE_S,
+    ) -> None:
+        facts = thread.loaded.facts
+        self._thread = thread
+        self._settings = settings
+        self._context_length = facts.context_length
+        self._vocabulary_size = thread.vocabulary_size
+        self._workers = Workers(PREPARE_THREADS, prepare_deadline_s)
+        self._builder = PromptBuilder(
+            thread.loaded.tokenizer,
+            template_args=settings.chat_template_args,
+            use_default_template=settings.use_default_chat_template,
+            context_length=facts.context_length,
+            finds_checkpoints=thread.wants_checkpoints,
+        )
+        self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
+        self._places = 0
+        self._is_closed = False
+
+    @property
+    def places_taken(self) -> int:
+        """Completions prepared and neither ended nor closed; 0 when idle."""
+        return self._places
 
     async def prepare(self, request: CompletionRequest) -> PreparedCompletion:
         """See `CompletionService.prepare`."""
-        raise NotImplementedError
+        self._take_place()
+        try:
+            plan = await self._plan(request)
+        except BaseException:
+            self._give_place_back()
+            raise
+        return AdmittedCompletion(plan, self._thread, self._settings, self._give_place_back)
 
     async def count_tokens(self, request: CompletionRequest) -> int:
         """See `CompletionService.count_tokens`."""
-        raise NotImplementedError
+        return len((await self._build(request)).plan.tokens)
 
     async def close(self) -> None:
-        """Stop admission and the template pool; running completions go on."""
-        raise NotImplementedError
+        """Stop admission and the worker threads; running completions go on."""
+        self._is_closed = True
+        self._workers.close()
+
+    def _take_place(self) -> None:
+        if self._is_closed:
+            raise CapacityError(
+                "The engine is stopping.", status=503, code="engine_stopping", retry_after_s=1
+            )
+        if self._places >= self._places_max:
+            raise CapacityError(
+                f"The engine's queue is full ({self._places_max} requests).",
+                status=429,
+                code="queue_full",
+                retry_after_s=1,
+            )
+        self._places += 1
+
+    def _give_place_back(self) -> None:
+        self._places -= 1
+
+    async def _plan(self, request: CompletionRequest) -> CompletionPlan:
+        check_request(request)
+        sampling = resolve_sampling(request.sampling, self._settings, self._vocabulary_size)
+        resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
+        prompt = await self._build(request)
+        self._check_tokens(prompt.plan.tokens, "messages" if prompt.is_chat else "prompt")
+        return CompletionPlan(
+            request_id=request.request_id,
+            prompt=prompt.plan,
+            max_tokens=resolve_max_tokens(
+                request.max_tokens,
+                self._settings,
+                len(prompt.plan.tokens),
+                self._context_length,
+            ),
+            sampling=sampling,
+            text=self._text_plan(request, prompt),
+        )
+
+    async def _build(self, request: CompletionRequest) -> BuiltPrompt:
+        try:
+            return await self._workers.run(functools.partial(self._builder.build, request))
+        except TimeoutError as error:
+            raise RequestError(
+                "The chat template took too long for these messages.",
+                param="messages",
+                code="chat_template_timeout",
+            ) from error
+
+    def _check_tokens(self, tokens: list[int], param: str) -> None:
+        if not tokens:
+            raise RequestError("The prompt is empty.", param=param)
+        if len(tokens) >= self._context_length:
+            raise context_length_exceeded(len(tokens), self._context_length, param)
+        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary_size:
+            raise RequestError(
+                f"This model's tokens are 0 to {self._vocabulary_size - 1}.", param=param
+            )
+
+    def _text_plan(self, request: CompletionRequest, prompt: BuiltPrompt) -> TextPlan:
+        tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
+        return TextPlan(
+            stop=request.stop,
+            initial_state=prompt.initial_state,
+            split_reasoning=prompt.is_chat,
+            tools=tools if tools and request.tool_choice.mode != "none" else None,
+            trim_space=prompt.is_chat and self._thread.marks_start_with_space,
+            top_logprobs=request.top_logprobs,
+        )

@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol
 from mlx_isolate_shared.wire import CacheFigures, ModelFacts
 
 # What a cache entry ends at: the system prompt, the turns before the last message, the whole
-# prompt without its last token, or a completion (also a cancelled one).
-EntryKind = Literal["system", "history", "prompt", "completion"]
+# prompt without its last token, a completion, or a prefill that was cut off.
+EntryKind = Literal["system", "history", "prompt", "assistant", "partial"]
 
 
 class LoadedModel(Protocol):
@@ -42,8 +42,22 @@ class PromptCache(Protocol):
         """
         ...
 
-    def put(self, tokens: Sequence[int], cache: list[Any], namespace: str, kind: EntryKind) -> None:
-        """Keep a cache that holds exactly `tokens`."""
+    def put(
+        self, tokens: Sequence[int], cache: Sequence[Any], namespace: str, kind: EntryKind
+    ) -> None:
+        """Keep a cache that holds `tokens`."""
+        ...
+
+    def wants_checkpoint(self, cache: Sequence[Any]) -> bool:
+        """Whether entries in the middle of a completion are of use for this kind of cache."""
+        ...
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """How fast prompts run through the model."""
+        ...
+
+    def set_idle(self, idle: bool) -> None:
+        """Whether the generation thread has nothing to do."""
         ...
 
     def figures(self) -> CacheFigures:

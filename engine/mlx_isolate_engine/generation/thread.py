@@ -1,11 +1,50 @@
 """The one thread that loads the model and generates: its life, its inbox and its loop."""
 
 import asyncio
+import logging
+import os
+import queue
+import sys
+import threading
+import traceback
 from collections.abc import Callable
+from typing import Any, Literal
 
-from mlx_isolate_engine.generation.ports import LoadedModel, LoadModel, MakePromptCache
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_isolate_engine.generation.continuous import ContinuousLane
+from mlx_isolate_engine.generation.counters import Counters
+from mlx_isolate_engine.generation.memory import padded_tokens_max
+from mlx_isolate_engine.generation.outbox import Deliveries
+from mlx_isolate_engine.generation.plan import EndKind
+from mlx_isolate_engine.generation.ports import (
+    LoadedModel,
+    LoadModel,
+    MakePromptCache,
+    PromptCache,
+)
+from mlx_isolate_engine.generation.row import ModelFamily
+from mlx_isolate_engine.generation.ticket import Ticket
+from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.config import EngineSettings
-from mlx_isolate_shared.wire import Progress
+from mlx_isolate_shared.errors import EngineError
+from mlx_isolate_shared.wire import CacheFigures, Progress
+
+log = logging.getLogger(__name__)
+
+# Status of a process whose generation loop has failed: an engine that lives but cannot generate
+# would be worse than none.
+EXIT_GENERATION_FAILED = 70
+
+_Message = tuple[Literal["submit", "drop", "resume", "stop"], Ticket | None]
+
+
+def end_process(error: BaseException) -> None:
+    """Print the traceback and end the process at once, whatever other threads are doing."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(EXIT_GENERATION_FAILED)
 
 
 class GenerationThread:
@@ -18,6 +57,7 @@ class GenerationThread:
         make_prompt_cache: called on the generation thread after the load; None = no prompt cache.
         on_failure: called on the generation thread with the error that ended its loop; the
             default prints the traceback and ends the process with status 70.
+        clock: for pacing and timings.
     """
 
     def __init__(
@@ -26,26 +66,221 @@ class GenerationThread:
         load: LoadModel,
         *,
         make_prompt_cache: MakePromptCache | None = None,
-        on_failure: Callable[[BaseException], None] | None = None,
-    ) -> None: ...
+        on_failure: Callable[[BaseException], None] = end_process,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._make_prompt_cache = make_prompt_cache
+        self._on_failure = on_failure
+        self._clock = clock or SystemClock()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+        self._deliveries: Deliveries | None = None
+        self._started: asyncio.Future[LoadedModel] | None = None
+        self._stopped: asyncio.Future[None] | None = None
+        self._loaded: LoadedModel | None = None
+        self._family: ModelFamily | None = None
+        self._cache: PromptCache | None = None
+        self._wants_checkpoints = False
+        self.counters = Counters()
+
+    # -- event loop
 
     async def start(self) -> LoadedModel:
         """Start the thread on the running event loop; returns after load and warm-up pass.
 
-        Raises what `load` raised (ConfigError: it can never work as configured).
+        Raises what `load` raised.
         """
-        raise NotImplementedError
+        assert self._started is None, "a generation thread starts once"
+        loop = asyncio.get_running_loop()
+        self._deliveries = Deliveries(loop)
+        self._started = loop.create_future()
+        self._stopped = loop.create_future()
+        self._thread.start()
+        return await self._started
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model; only after `start` has returned."""
+        assert self._loaded is not None, "not started"
+        return self._loaded
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Width of the model's output; only after `start` has returned."""
+        assert self._family is not None, "not started"
+        return self._family.vocabulary_size
+
+    @property
+    def marks_start_with_space(self) -> bool:
+        """Whether the tokenizer writes a space before the first word of a text."""
+        assert self._family is not None, "not started"
+        return self._family.vocabulary.marks_start_with_space
+
+    @property
+    def wants_checkpoints(self) -> bool:
+        """Whether the prompt cache has a use for entries that end inside a prompt."""
+        return self._wants_checkpoints
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a completion; its outbox gets events and one end, unless it is given up first."""
+        self.counters.submitted += 1
+        self._inbox.put(("submit", ticket))
+
+    def give_up(self, ticket: Ticket, kind: EndKind) -> None:
+        """Stop a completion within one step or one piece of prefill; harmless after its end."""
+        if ticket.give_up is None:
+            ticket.give_up = kind
+            self._inbox.put(("drop", ticket))
+
+    def resume(self, ticket: Ticket) -> None:
+        """Tell that the reader of a parked completion has caught up."""
+        self._inbox.put(("resume", ticket))
+
+    async def stop(self) -> None:
+        """End the loop after the current step; completions still running fail."""
+        if self._stopped is None:
+            return
+        self._inbox.put(("stop", None))
+        await asyncio.shield(self._stopped)
 
     def progress(self) -> Progress:
         """Counters, MLX memory and cache figures now; the caller adds the process footprint.
 
         Callable from any thread, never blocks.
         """
-        raise NotImplementedError
+        counters = self.counters
+        return Progress(
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            active=counters.active,
+            queued=counters.queued,
+            completed=counters.completed,
+            cancelled=counters.cancelled,
+            failed=counters.failed,
+            stalled=counters.stalled,
+            mlx_active_bytes=mx.get_active_memory(),
+            mlx_peak_bytes=mx.get_peak_memory(),
+            mlx_cache_bytes=mx.get_cache_memory(),
+            cache=self._cache.figures() if self._cache is not None else CacheFigures(),
+        )
 
-    async def stop(self) -> None:
-        """End the loop after the current step; completions still running fail."""
-        raise NotImplementedError
+    # -- generation thread
 
-    def _unused(self) -> asyncio.AbstractEventLoop:
-        raise NotImplementedError
+    def _run(self) -> None:
+        assert self._deliveries is not None and self._started is not None
+        try:
+            lane = self._prepare()
+        except BaseException as error:  # noqa: BLE001 - the top frame of the thread
+            self._deliveries.call(_set_exception, self._started, error)
+            self._say_stopped()
+            return
+        self._deliveries.call(_set_result, self._started, self._loaded)
+        try:
+            self._loop(lane)
+            lane.close(EngineError("The engine is stopping.", status=503, code="engine_stopping"))
+        except BaseException as error:  # noqa: BLE001 - the top frame of the thread
+            log.critical("generation.failed error=%s", type(error).__name__)
+            lane.close(EngineError("The engine has failed.", status=502, code="engine_died"))
+            self._deliveries.flush()
+            self._say_stopped()
+            self._on_failure(error)
+            return
+        self._deliveries.flush()
+        self._give_back(lane)
+        self._say_stopped()
+
+    def _prepare(self) -> ContinuousLane:
+        assert self._deliveries is not None
+        self._loaded = self._load()
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        self._family = ModelFamily(tokenizer, _warm_up(model))
+        if self._make_prompt_cache is not None:
+            self._cache = self._make_prompt_cache(self._loaded)
+        lane = ContinuousLane(
+            model,
+            self._family,
+            self._settings,
+            self._cache,
+            self.counters,
+            self._deliveries,
+            self._clock,
+        )
+        lane.padded_tokens_max = padded_tokens_max(model)
+        self._wants_checkpoints = lane.wants_checkpoints
+        return lane
+
+    def _loop(self, lane: ContinuousLane) -> None:
+        assert self._deliveries is not None
+        while self._take_messages(lane):
+            if lane.has_work():
+                lane.step()
+            self._deliveries.flush()
+
+    def _take_messages(self, lane: ContinuousLane) -> bool:
+        """Handle what has come in; waits only if there is nothing else to do. False = stop."""
+        if not lane.has_work() and self._inbox.empty():
+            self._set_idle(True)
+            message = self._inbox.get()
+            self._set_idle(False)
+        else:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return True
+        while True:
+            command, ticket = message
+            if command == "stop":
+                return False
+            assert ticket is not None
+            match command:
+                case "submit":
+                    lane.submit(ticket)
+                case "drop":
+                    lane.drop(ticket)
+                case "resume":
+                    lane.resume(ticket)
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return True
+
+    def _set_idle(self, idle: bool) -> None:
+        if self._cache is not None:
+            self._cache.set_idle(idle)
+
+    def _give_back(self, lane: ContinuousLane) -> None:
+        """Let go of everything of MLX's on the thread that made it: else the exit aborts."""
+        del lane
+        self._loaded = self._family = self._cache = None
+        mx.synchronize()
+        mx.clear_cache()
+        mx.clear_streams()
+
+    def _say_stopped(self) -> None:
+        assert self._deliveries is not None and self._stopped is not None
+        self._deliveries.call(_set_result, self._stopped, None)
+
+
+def _warm_up(model: Any) -> int:
+    """One small prefill and one decode step; returns the width of the model's output.
+
+    On a GPU the first pass of a process compiles kernels for many seconds; nobody should wait for
+    that in a request.
+    """
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.zeros((1, 8), mx.int32), cache=cache))
+    logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def _set_result(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,93 @@
+"""Which waiting prompts join the batch next: short ones are not stuck behind long ones.
+
+Pure: takes the state of the batch and the clock, answers with positions in the waiting list.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+# A prompt that waited so long goes before all others, in order of arrival; without it a stream of
+# short prompts starves a long one.
+AGED_AFTER_S = 10.0
+# Long prompts run side by side only if each gets so many tokens a step; smaller pieces waste the
+# machine, and all of them finish late.
+LONG_ROW_TOKENS = 256
+# A prompt that one step can run beside others counts as short, and this many tokens always do.
+SHORT_TOKENS = 64
+# Room kept for what a row will generate, in tokens, when memory is projected.
+GENERATION_HEADROOM = 256
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting prompt: tokens still to run, its whole length, and when it came."""
+
+    tokens: int
+    length: int
+    since: float
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs now.
+
+    Attributes:
+        prefilling: tokens still to run, for each prompt in the batch.
+        decoding: rows that generate.
+        longest: tokens in the longest row, cached ones included.
+        rows_max: rows in all.
+        prompts_max: short prompts at once, and long prompts at once.
+        allowance: prompt tokens that one step may run.
+        padded_tokens_max: rows times longest row may not exceed it; None = not limited.
+    """
+
+    prefilling: Sequence[int]
+    decoding: int
+    longest: int
+    rows_max: int
+    prompts_max: int
+    allowance: int
+    padded_tokens_max: int | None = None
+
+
+def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
+    """Positions in `waiting` that join now, in the order in which they join."""
+    short_tokens = max(SHORT_TOKENS, batch.allowance // 4)
+    rows = len(batch.prefilling) + batch.decoding
+    longest = batch.longest
+    shorts = sum(1 for tokens in batch.prefilling if tokens <= short_tokens)
+    longs = len(batch.prefilling) - shorts
+    longs_max = min(batch.prompts_max, max(1, batch.allowance // LONG_ROW_TOKENS))
+
+    chosen: list[int] = []
+    for position in _order(waiting, now, short_tokens):
+        waiter = waiting[position]
+        is_short = waiter.tokens <= short_tokens
+        if rows >= batch.rows_max:
+            break
+        if (shorts >= batch.prompts_max) if is_short else (longs >= longs_max):
+            continue
+        grown = max(longest, waiter.length + GENERATION_HEADROOM)
+        if rows and not _fits(rows + 1, grown, batch.padded_tokens_max):
+            continue
+        chosen.append(position)
+        rows, longest = rows + 1, grown
+        shorts, longs = shorts + is_short, longs + (not is_short)
+    return chosen
+
+
+def _order(waiting: Sequence[Waiter], now: float, short_tokens: int) -> list[int]:
+    """Aged ones by arrival, then short ones by arrival, then long ones by length."""
+
+    def rank(position: int) -> tuple[int, float, int]:
+        waiter = waiting[position]
+        if now - waiter.since >= AGED_AFTER_S:
+            return (0, waiter.since, position)
+        if waiter.tokens <= short_tokens:
+            return (1, waiter.since, position)
+        return (2, float(waiter.tokens), position)
+
+    return sorted(range(len(waiting)), key=rank)
+
+
+def _fits(rows: int, longest: int, padded_tokens_max: int | None) -> bool:
+    return padded_tokens_max is None or rows * longest <= padded_tokens_max

@@ -1,0 +1,83 @@
+"""Everything about one completion that is settled before it runs; plain data, no mlx."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from mlx_isolate_engine.completion.events import Placement
+from mlx_isolate_engine.generation.ports import EntryKind
+
+
+class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Resolved sampler and logits-processor settings; every value has been checked.
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_k: 0 = off, else below the vocabulary's size.
+        seed: unsigned 64 bit, None = really random.
+        *_context_size: how many of the last tokens a penalty looks at, prompt included.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the prompt, as a count of tokens from its start, worth a cache entry."""
+
+    end: int
+    kind: EntryKind
+
+
+class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt in tokens, with its checkpoints in rising order, each below len(tokens)."""
+
+    tokens: list[int]
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+
+class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens become events.
+
+    Attributes:
+        stop: stop strings, none of them empty.
+        initial_state: `normal`, or `reasoning` if the prompt ends inside a think block.
+        split_reasoning: think blocks become reasoning deltas (chat only).
+        tools: the request's tools, for the tool parser; None = tool calls stay text.
+        trim_space: drop one leading space, where the tokenizer marks the start of text with one.
+        top_logprobs: None = no logprobs, else so many alternatives per token.
+    """
+
+    stop: tuple[str, ...] = ()
+    initial_state: str = "normal"
+    split_reasoning: bool = False
+    tools: tuple[dict[str, Any], ...] | None = None
+    trim_space: bool = False
+    top_logprobs: int | None = None
+
+
+class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion, ready to run."""
+
+    request_id: str
+    prompt: PromptPlan
+    max_tokens: int
+    sampling: SamplingPlan
+    text: TextPlan
+    namespace: str = "default"
+    placement: Placement = "continuous"
+
+
+EndKind = Literal["completed", "cancelled", "stalled", "failed"]

@@ -1,0 +1,162 @@
+"""One completion on the generation thread: its text, its figures and how it ends."""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from mlx_isolate_engine.completion.events import (
+    CompletionSummary,
+    Event,
+    FinishReason,
+    Placement,
+    PrefillProgress,
+    Timings,
+)
+from mlx_isolate_engine.generation.assembly import TextAssembly
+from mlx_isolate_engine.generation.logprobs import LogprobSampler
+from mlx_isolate_engine.generation.plan import Checkpoint
+from mlx_isolate_engine.generation.sampling import (
+    Processor,
+    RowGuard,
+    Sampler,
+    SamplerMaker,
+    make_processors,
+)
+from mlx_isolate_engine.generation.ticket import Ticket
+from mlx_isolate_engine.generation.vocabulary import Vocabulary
+from mlx_isolate_shared.clock import Clock
+
+
+class ModelFamily:
+    """What all rows of one loaded model share.
+
+    Args:
+        tokenizer: mlx_lm's TokenizerWrapper.
+        vocabulary_size: width of the model's output.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer)
+        self.vocabulary_size = vocabulary_size
+        self.end_tokens: frozenset[int] = frozenset(tokenizer.eos_token_ids)
+        newline = tokenizer.encode("\n", add_special_tokens=False)
+        self.samplers = SamplerMaker(vocabulary_size, [*newline, *self.end_tokens])
+
+
+class Advance(NamedTuple):
+    """What a row made of a token: events, why it ends with it (if it does), or what failed."""
+
+    events: list[Event]
+    reason: FinishReason | None
+    error: Exception | None = None
+
+
+class Row:
+    """One completion from the moment it is submitted to its end.
+
+    Args:
+        ticket: what was submitted.
+        family: the model's shared parts.
+        clock: for the timings.
+    """
+
+    def __init__(self, ticket: Ticket, family: ModelFamily, clock: Clock) -> None:
+        self.ticket = ticket
+        self.plan = ticket.plan
+        self._family = family
+        self._clock = clock
+        self.submitted_at = clock.monotonic()
+        self.uid = -1
+        self.reused = 0
+        self.prefilled = 0
+        self.generated = 0
+        self.checkpoints: deque[Checkpoint] = deque()
+        self.assembly = TextAssembly(self.plan.text, family.vocabulary, family.tokenizer)
+        self.guard = RowGuard()
+        self._noted: LogprobSampler | None = None
+        self._started_at = self._first_token_at = self.submitted_at
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens still to run."""
+        return len(self.plan.prompt.tokens) - self.reused - self.prefilled
+
+    @property
+    def length(self) -> int:
+        """Tokens in its cache when all that is known so far has run."""
+        return len(self.plan.prompt.tokens) + self.generated
+
+    def make_sampler(self) -> Sampler:
+        """The row's sampler; one and the same object for rows that may share it."""
+        plan = self.plan
+        sampler = self._family.samplers.make(plan.sampling)
+        if plan.text.top_logprobs is not None:
+            self._noted = LogprobSampler(sampler, plan.text.top_logprobs)
+            return self.guard.sampler(self._noted)
+        return sampler
+
+    def make_processors(self) -> list[Processor]:
+        """The row's logits processors, guarded; they see prompt and generated tokens."""
+        return [self.guard.processor(each) for each in make_processors(self.plan.sampling)]
+
+    def start(self, reused: int) -> None:
+        """The row joins a lane with `reused` tokens from the prompt cache."""
+        self.reused = reused
+        self._started_at = self._first_token_at = self._clock.monotonic()
+
+    def note_prefill(self, done: int) -> tuple[int, PrefillProgress]:
+        """`done` of the uncached prompt tokens have run: how many are new, and the event."""
+        new, self.prefilled = done - self.prefilled, done
+        total = len(self.plan.prompt.tokens)
+        return new, PrefillProgress(done=self.reused + done, total=total)
+
+    def take_token(self, token: int) -> Advance:
+        """One more token was generated. What the row's own parts raise ends this row alone."""
+        if self.guard.error is None:
+            try:
+                return self._take_token(token)
+            except Exception as error:  # noqa: BLE001 - the top frame of this row
+                self.guard.error = error
+        return Advance([], None, self.guard.error)
+
+    def _take_token(self, token: int) -> Advance:
+        if self.generated == 0:
+            self._first_token_at = self._clock.monotonic()
+        self.generated += 1
+        logprob = self._noted.pop(token, self._family.vocabulary) if self._noted else None
+        if token in self._family.end_tokens:
+            return Advance(self.assembly.finish(), "stop")
+        events = self.assembly.feed(token, logprob)
+        if self.assembly.stop_string is not None:
+            return Advance(events + self.assembly.finish(), "stop")
+        if self.generated >= self.plan.max_tokens:
+            return Advance(events + self.assembly.finish(), "length")
+        return Advance(events, None)
+
+    def summary(self, reason: FinishReason, placement: Placement) -> CompletionSummary:
+        """How it ended."""
+        if reason == "stop" and self.assembly.has_tool_calls:
+            reason = "tool_calls"
+        now = self._clock.monotonic()
+        prompt_tokens = len(self.plan.prompt.tokens)
+        prompt_s = max(self._first_token_at - self._started_at, 1e-9)
+        # The first token belongs to the prompt's time: so many more were made after it.
+        predicted_s = max(now - self._first_token_at, 1e-9)
+        return CompletionSummary(
+            finish_reason=reason,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.generated,
+            cached_tokens=self.reused,
+            reasoning_tokens=self.assembly.reasoning_tokens,
+            stop_string=self.assembly.stop_string,
+            timings=Timings(
+                cache_n=self.reused,
+                prompt_n=prompt_tokens - self.reused,
+                prompt_ms=prompt_s * 1e3,
+                prompt_per_second=(prompt_tokens - self.reused) / prompt_s,
+                predicted_n=self.generated,
+                predicted_ms=predicted_s * 1e3,
+                predicted_per_second=max(0, self.generated - 1) / predicted_s,
+                placement=placement,
+            ),
+        )
