@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +147,7 @@ async def rig(
     on_failure: Callable[[BaseException], None] | None = None,
     load: Callable[[Path], LoadedModel] = load_tiny,
     **settings: Any,
-) -> AsyncIterator[Rig]:
+) -> AsyncGenerator[Rig]:
     """A rig for the time of the block; at its end everything has stopped."""
     chosen = EngineSettings(**settings)
     options: dict[str, Any] = {} if on_failure is None else {"on_failure": on_failure}
