@@ -66,6 +66,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool = False
     mlx_version: str = ""
     mlx_lm_version: str = ""
+    # What a person should know about speed or versions, one sentence each.
+    warnings: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
