@@ -36,7 +36,7 @@ log = logging.getLogger("engine")
 EXIT_FAILED = 1
 # What is left of the active completions after SIGTERM is cut after this time. The supervisor has
 # drained before it sends SIGTERM, and sends SIGKILL after 30 s.
-FINISH_S = 5.0
+FINISH_S = 2.0
 # Longest wait for the report pipe to take the last words of a failing engine.
 _LAST_WORDS_S = 1.0
 
