@@ -2,7 +2,7 @@
 
 import asyncio
 import select
-from typing import Protocol
+from typing import Protocol, cast
 
 from mlx_isolate_supervisor.relay.framing import (
     AnswerHead,
@@ -183,8 +183,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop; the hot path of every stream."""
