@@ -11,7 +11,7 @@ from mlx_isolate_shared.clock import Clock
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor.events import EventHub
 from mlx_isolate_supervisor.metrics import Metrics, phase
-from mlx_isolate_supervisor.relay.exchange import Exchange
+from mlx_isolate_supervisor.relay.exchange import CANCELLED_BY_OPERATOR, Exchange
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ class Requests:
                 code="request_not_found",
             )
         for task in found:
-            task.cancel()
+            task.cancel(CANCELLED_BY_OPERATOR)
         return len(found)
 
 

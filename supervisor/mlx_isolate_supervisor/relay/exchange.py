@@ -5,6 +5,10 @@ from typing import Protocol
 
 from mlx_isolate_supervisor.lease import Outcome
 
+# The message with which an observer cancels the task of a running request, so that its client
+# is told so; a cancellation without it is a shutdown or a client that has gone.
+CANCELLED_BY_OPERATOR = "cancelled by the operator"
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Exchange:

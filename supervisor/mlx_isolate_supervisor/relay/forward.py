@@ -7,15 +7,21 @@ from collections.abc import Awaitable, Callable
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from mlx_isolate_shared.errors import EngineError, HttpError
+from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
 from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
 from mlx_isolate_supervisor.relay.error_wire import error_event
-from mlx_isolate_supervisor.relay.exchange import Exchange, RelayObserver, SilentObserver
+from mlx_isolate_supervisor.relay.exchange import (
+    CANCELLED_BY_OPERATOR,
+    Exchange,
+    RelayObserver,
+    SilentObserver,
+)
 from mlx_isolate_supervisor.relay.framing import AnswerHead, FramingError, frame
 from mlx_isolate_supervisor.relay.limits import (
     ANSWER_WHOLE_BYTES_MAX,
     CONNECT_TRIES_MAX,
+    END_RUNNING_S,
     RelayLimits,
 )
 from mlx_isolate_supervisor.relay.pool import EnginePool
@@ -50,6 +56,7 @@ class Relay:
         self._observer = observer or SilentObserver()
         self._pool = EnginePool()
         self._bodies = BodyBudget(limits.bodies_bytes_max)
+        self._running: set[asyncio.Task[object]] = set()
 
     @property
     def body_bytes_held(self) -> int:
@@ -65,6 +72,13 @@ class Relay:
         """Drop idle connections to engines."""
         self._pool.close()
 
+    async def end_running(self) -> None:
+        """Cut off every request, each told that the server shuts down; after the drain."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=END_RUNNING_S)
+
     def handler(self, engine_path: str) -> WorkHandler:
         """The aiohttp handler for requests that go to `engine_path` on an engine."""
 
@@ -79,6 +93,9 @@ class Relay:
             request_id=request[REQUEST_ID], path=engine_path, started_s=time.monotonic()
         )
         exchange.outcome = "failed"
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
         self._observer.started(exchange)
         try:
             with self._bodies.hold() as hold:
@@ -89,10 +106,16 @@ class Relay:
             exchange.status, exchange.code = error.status, error.code
             exchange.outcome = "failed" if isinstance(error, EngineError) else "rejected"
             raise
-        except (asyncio.CancelledError, ConnectionError):
+        except ConnectionError:
             exchange.outcome = "cancelled"
             raise
+        except asyncio.CancelledError as error:
+            exchange.outcome = "cancelled"
+            refusal = take_cancellation(request, error)
+            exchange.status, exchange.code = refusal.status, refusal.code
+            raise refusal from None
         finally:
+            self._running.discard(task)
             exchange.ended_s = time.monotonic()
             self._observer.ended(exchange)
 
@@ -159,6 +182,29 @@ class Relay:
             return lease, connection
 
 
+def take_cancellation(request: web.Request, error: asyncio.CancelledError) -> HttpError:
+    """What to tell a client whose request was cancelled by somebody else.
+
+    Raises:
+        CancelledError: the client itself has gone; there is nobody to tell.
+    """
+    if request.transport is None or request.transport.is_closing():
+        raise error
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    if error.args == (CANCELLED_BY_OPERATOR,):
+        return HttpError(
+            "The request was cancelled by the operator.",
+            status=499,
+            type="server_error",
+            code="request_cancelled",
+        )
+    return CapacityError(
+        "The server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0
+    )
+
+
 class Conversation:
     """The answer's way from one engine to one client, and how it ends.
 
@@ -221,15 +267,14 @@ class Conversation:
             self.outcome = ended
         except (EngineGone, FramingError) as error:
             reason = await self._reason(error)
-            self._exchange.code = reason.code
-            if head.is_event_stream:
-                self._tell(reason, sink)
-                response.force_close()
-            else:
-                sink.close()
+            self._end_early(reason, head, response, sink)
         except ClientStalled:
             self.outcome = "cancelled"
             sink.abort()
+        except asyncio.CancelledError as error:
+            self.outcome = "cancelled"
+            refusal = take_cancellation(self._request, error)
+            self._end_early(refusal, head, response, sink)
         return response
 
     async def _answer_whole(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.Response:
@@ -249,14 +294,23 @@ class Conversation:
         await response.prepare(self._request)
         return response
 
-    def _tell(self, reason: EngineError, sink: ClientSink) -> None:
-        """The error event, behind the last whole event.
+    def _end_early(
+        self, reason: HttpError, head: AnswerHead, response: web.StreamResponse, sink: ClientSink
+    ) -> None:
+        """End an answer that was begun: by an error event, or torn where there are no events.
 
-        The response is then ended in form: clients drop what they have buffered when a body is
-        torn, and the event with it. What marks the end as an error is the event, the missing
-        finish reason and the missing `[DONE]`.
+        The event stands behind the last whole event, and the response is then ended in form:
+        clients drop what they have buffered when a body is torn, and the event with it. What
+        marks the end as an error is the event, the missing finish reason and the missing
+        `[DONE]`.
         """
-        sink.write(frame(error_event(reason, self._exchange.path)))
+        self._connection.close()
+        self._exchange.code = reason.code
+        if head.is_event_stream:
+            sink.write(frame(error_event(reason, self._exchange.path)))
+            response.force_close()
+        else:
+            sink.close()
 
     async def _reason(self, error: EngineGone | FramingError) -> EngineError:
         self._connection.close()

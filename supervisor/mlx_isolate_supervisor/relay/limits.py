@@ -20,6 +20,8 @@ ANSWER_HELD_BYTES_MAX = 16 * MIB
 ANSWER_WHOLE_BYTES_MAX = 1 * MIB
 # Places tried for one request whose engine could not be connected to at all.
 CONNECT_TRIES_MAX = 3
+# At a shutdown, the time in which requests that were cut off are told so.
+END_RUNNING_S = 1.0
 
 
 class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ def add_work_routes(
     limits: RelayLimits,
     observer: RelayObserver | None = None,
 ) -> Relay:
-    """Mount POST handlers for every work endpoint; the returned relay is closed with `app`.
+    """Mount POST handlers for every work endpoint; the returned relay ends with `app`.
 
     The application must run with `runner_options(limits)`, behind `Edge.install(app)`.
     """
@@ -34,8 +34,12 @@ def add_work_routes(
     for path, engine_path in WORK_PATHS.items():
         app.router.add_route("POST", path, relay.handler(engine_path), expect_handler=answer_expect)
 
+    async def end_running(_: web.Application) -> None:
+        await relay.end_running()
+
     async def close(_: web.Application) -> None:
         relay.close()
 
+    app.on_shutdown.append(end_running)
     app.on_cleanup.append(close)
     return relay

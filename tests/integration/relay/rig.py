@@ -6,10 +6,9 @@ import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 from aiohttp import web
@@ -18,7 +17,7 @@ from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
 from mlx_isolate_supervisor.lease import Outcome
 from mlx_isolate_supervisor.relay.client import client_factory, runner_options
 from mlx_isolate_supervisor.relay.edge import Edge
-from mlx_isolate_supervisor.relay.exchange import Exchange
+from mlx_isolate_supervisor.relay.exchange import CANCELLED_BY_OPERATOR, Exchange
 from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.limits import RelayLimits
@@ -69,9 +68,17 @@ class EngineSide:
         self._reader = reader
         self.writer = writer
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the relay has stopped reading what was sent."""
+        return self.writer.transport.get_write_buffer_size() > 0
+
+    async def read_head(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n\r\n")
+
     async def read_request(self) -> tuple[bytes, bytes]:
         """The head (with its blank line) and the body of the next request."""
-        head = await self._reader.readuntil(b"\r\n\r\n")
+        head = await self.read_head()
         length = 0
         for line in head.split(b"\r\n"):
             if line.lower().startswith(b"content-length:"):
@@ -81,6 +88,21 @@ class EngineSide:
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
+
+    async def flood(self, payload: bytes = b"data: " + b"x" * 1000 + b"\n\n") -> int:
+        """Send events until the relay closes the connection; how many were taken."""
+        block = chunk(payload)
+        sent = 0
+        try:
+            while not self._reader.at_eof():
+                self.writer.write(block)
+                await self.writer.drain()
+                sent += 1
+                if sent % 50 == 0:
+                    await asyncio.sleep(0)
+        except ConnectionError:
+            pass
+        return sent
 
     async def wait_closed_by_relay(self) -> None:
         """Wait for the relay to close the connection; anything else it sends is a fault."""
@@ -138,6 +160,7 @@ class FakeLease:
         self.outcomes: list[Outcome] = []
 
     async def death(self) -> EngineError:
+        self._admission.dying += 1
         await self._admission.death_known.wait()
         return self._admission.reason
 
@@ -168,6 +191,7 @@ class FakeSlot:
         )
         self.refusal: HttpError | None = None
         self.waiting = 0
+        self.dying = 0
         self.leases: list[FakeLease] = []
         self.released: asyncio.Queue[Outcome] = asyncio.Queue()
 
@@ -213,12 +237,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.running: dict[int, Exchange] = {}
+        self._tasks: dict[int, asyncio.Task[Any] | None] = {}
         self.ended_ones: list[Exchange] = []
         self.all_ended = asyncio.Event()
         self.all_ended.set()
 
     def started(self, exchange: Exchange) -> None:
         self.running[id(exchange)] = exchange
+        self._tasks[id(exchange)] = asyncio.current_task()
         self.all_ended.clear()
 
     def leased(self, exchange: Exchange) -> None:
@@ -232,6 +258,13 @@ class Recorder:
         self.ended_ones.append(exchange)
         if not self.running:
             self.all_ended.set()
+
+    def cancel_all(self) -> None:
+        """What an operator's cancel does."""
+        for key in self.running:
+            task = self._tasks[key]
+            assert task is not None
+            task.cancel(CANCELLED_BY_OPERATOR)
 
 
 class Answer:
@@ -299,6 +332,10 @@ class Client:
         except ConnectionResetError:
             return b""
 
+    def pause(self) -> None:
+        """Stop reading."""
+        cast(asyncio.Transport, self.writer.transport).pause_reading()
+
     def leave(self) -> None:
         """Close in form (FIN)."""
         self.writer.close()
@@ -327,6 +364,7 @@ class Rig:
         self.recorder = recorder
         self.port = 0
         self.relay: Relay | None = None
+        self.runner: web.AppRunner | None = None
         self._clients: list[Client] = []
 
     async def connect(self) -> Client:
@@ -351,6 +389,15 @@ class Rig:
         assert await client.read_chunk() == b"data: first\n\n"
         return client, side
 
+    async def stop(self) -> None:
+        """Stop the application as a shutdown does."""
+        assert self.runner is not None
+        await self.runner.cleanup()
+
+    def descriptors(self) -> int:
+        """Open descriptors of this process."""
+        return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+
     def close_clients(self) -> None:
         for client in self._clients:
             client.writer.close()
@@ -361,7 +408,7 @@ async def make_rig(
     limits: RelayLimits | None = None,
     origins: tuple[str, ...] = ("loopback",),
     extra: Callable[[web.Application], None] | None = None,
-) -> AsyncIterator[Rig]:
+) -> AsyncGenerator[Rig]:
     """A rig on loopback; afterwards every lease must be released once and nothing be left."""
     limits = limits or RelayLimits()
     folder = tempfile.mkdtemp(prefix="mi")
@@ -376,6 +423,7 @@ async def make_rig(
     if extra is not None:
         extra(app)
     runner = web.AppRunner(app, shutdown_timeout=0.1, **runner_options(limits))
+    rig.runner = runner
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         await engine.start()
@@ -398,9 +446,3 @@ async def soon(awaitable: Awaitable[Any], within_s: float = 1.0) -> Any:
     """Await what must come quickly."""
     async with asyncio.timeout(within_s):
         return await awaitable
-
-
-def descriptors() -> int:
-    """Open descriptors of this process."""
-    folder = Path("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")
-    return len(list(folder.iterdir()))
