@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
@@ -64,7 +64,7 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
         warm_up(loaded, loading)
         return loaded
 
-    def make_prompt_cache(loaded: "LoadedModel") -> Any:
+    def make_prompt_cache(loaded: "LoadedModel") -> PromptCache | None:
         if settings.prompt_cache_size == 0:
             return None
         return PromptCache(
