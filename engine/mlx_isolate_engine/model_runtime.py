@@ -5,21 +5,24 @@ and read its spec before those seconds pass.
 """
 
 import asyncio
+import contextlib
 import importlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
 
 if TYPE_CHECKING:
+    from mlx_isolate_engine.cache.fingerprint import Fingerprint
+    from mlx_isolate_engine.cache.prompt_cache import PromptCache
     from mlx_isolate_engine.completion.service import ModelCompletionService
     from mlx_isolate_engine.generation.ports import LoadedModel
     from mlx_isolate_engine.generation.thread import GenerationThread
 
 _MODEL_MODULES = (
-    "mlx_isolate_engine.cache.prompt_cache",
+    "mlx_isolate_engine.cache.build",
     "mlx_isolate_engine.completion.service",
     "mlx_isolate_engine.generation.thread",
     "mlx_isolate_engine.model.load",
@@ -27,6 +30,10 @@ _MODEL_MODULES = (
 )
 
 log = logging.getLogger("engine.runtime")
+
+# Longest time that an engine asked to stop spends on writing its prompt cache; together with the
+# time for its last completions it stays below the supervisor's 30 s between SIGTERM and SIGKILL.
+FLUSH_AT_EXIT_S = 20.0
 
 
 def prepare_model(prepare: Prepare) -> None:
@@ -49,7 +56,7 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, _import_model_libraries)
 
-    from mlx_isolate_engine.cache.prompt_cache import PromptCache
+    from mlx_isolate_engine.cache.build import build_prompt_cache, check_settings, identify
     from mlx_isolate_engine.completion.service import ModelCompletionService
     from mlx_isolate_engine.generation.thread import GenerationThread
     from mlx_isolate_engine.model.load import load_model, warm_up
@@ -57,19 +64,22 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
 
     failure: asyncio.Future[str] = loop.create_future()
     settings = start.settings
+    check_settings(settings)
+    runtime = ModelRuntime(failure)
 
     def load() -> "LoadedModel":
         folder = resolve_model(start.model, Path(start.cache_home), loading)
+        runtime.folder = folder
+        if settings.ssd_cache_dir is not None:
+            with contextlib.suppress(OSError):  # the load says it better
+                runtime.before_load = identify(settings, folder)
         loaded = load_model(folder, settings, loading)
         warm_up(loaded, loading)
         return loaded
 
-    def make_prompt_cache(loaded: "LoadedModel") -> PromptCache | None:
-        if settings.prompt_cache_size == 0:
-            return None
-        return PromptCache(
-            entries_max=settings.prompt_cache_size, bytes_max=settings.prompt_cache_bytes
-        )
+    def make_prompt_cache(loaded: "LoadedModel") -> Any:
+        runtime.cache = build_prompt_cache(start, runtime.folder, runtime.before_load)
+        return runtime.cache
 
     def on_failure(error: BaseException) -> None:
         log.error("generation.failed", exc_info=error)
@@ -80,7 +90,8 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
         settings, load, make_prompt_cache=make_prompt_cache, on_failure=on_failure
     )
     loaded = await thread.start()
-    return ModelRuntime(thread, ModelCompletionService(thread, settings), loaded.facts, failure)
+    runtime.begin(thread, ModelCompletionService(thread, settings), loaded.facts)
+    return runtime
 
 
 def _resolve(failure: asyncio.Future[str], reason: str) -> None:
@@ -91,23 +102,29 @@ def _resolve(failure: asyncio.Future[str], reason: str) -> None:
 class ModelRuntime:
     """Implements `Runtime` for a started generation thread."""
 
-    def __init__(
-        self,
-        thread: "GenerationThread",
-        service: "ModelCompletionService",
-        facts: ModelFacts,
-        failure: asyncio.Future[str],
+    def __init__(self, failure: asyncio.Future[str]) -> None:
+        self.failure = failure
+        self.cache: PromptCache | None = None
+        self.before_load: Fingerprint | None = None
+        self.folder = Path()
+
+    def begin(
+        self, thread: "GenerationThread", service: "ModelCompletionService", facts: ModelFacts
     ) -> None:
+        """Take over what has been loaded and started."""
         self._thread = thread
         self.service = service
         self.facts = facts
-        self.failure = failure
 
     def progress(self) -> Progress:
         """Counters now, without the footprint."""
         return self._thread.progress()
 
     async def close(self) -> None:
-        """Stop generating and give back what the model holds."""
+        """Stop generating, make the prompt cache durable, give back what the model holds."""
         await self.service.close()
+        cache, self.cache = self.cache, None
+        if cache is not None:
+            await asyncio.to_thread(cache.close, FLUSH_AT_EXIT_S)
+        del cache  # the generation thread lets go of its arrays last
         await self._thread.stop()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from mlx_isolate_engine.cache_routes import CacheControl
 from mlx_isolate_engine.completion.seam import CompletionService
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
 
@@ -32,8 +33,13 @@ class Runtime(Protocol):
         """Resolved with the reason when generation has ended for good."""
         ...
 
+    @property
+    def cache(self) -> CacheControl | None:
+        """The prompt cache; None where it is switched off."""
+        ...
+
     async def close(self) -> None:
-        """Stop generating and give back what the model holds."""
+        """Stop generating, make the prompt cache durable within a limit, and give back what the model holds."""
         ...
 
 

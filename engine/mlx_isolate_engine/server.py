@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from mlx_isolate_engine.cache_routes import CacheControl, CacheRoutes
 from mlx_isolate_engine.completion.seam import CompletionService
 from mlx_isolate_engine.exchange import JSON_HEADERS, Exchange, internal_error
 from mlx_isolate_engine.identity import Identity
@@ -55,6 +56,7 @@ class EngineServer:
         identity: the names and facts that answers carry.
         settings: limits and intervals.
         on_answered: called after the first completion that was answered in full.
+        cache: the prompt cache, for its endpoints; None = it is switched off.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class EngineServer:
         settings: EngineSettings,
         *,
         on_answered: Callable[[], None],
+        cache: CacheControl | None = None,
     ) -> None:
+        self._cache_routes = CacheRoutes(cache)
         self._service = service
         self._identity = identity
         self._settings = settings
@@ -129,6 +133,7 @@ class EngineServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/health", self._health)
+        self._cache_routes.add_to(app)
         return app
 
     def _generation_handler(self, parse: Parse, error_body: _ErrorBody) -> _Handler:

@@ -73,6 +73,8 @@ class EndlessCompletion:
 class ScriptedRuntime:
     """Implements Runtime and CompletionService."""
 
+    cache = None
+
     def __init__(self) -> None:
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.active = self.generated = self.completed = self.cancelled = 0

@@ -1,21 +1,68 @@
 """The prompt cache as the generation lanes see it: `take` before a prefill, `put` after.
 
-Everything here runs on the generation thread except `figures`, which any thread may read. Nobody
-outside knows how many tiers there are. A cache that cannot be used is a miss, never an error.
+`take`, `put` and `note_prefill` run on the generation thread; everything else may be called from
+any thread. Nobody outside knows how many tiers there are. A cache that cannot be used is a miss,
+never an error.
 """
 
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
 
 from mlx_isolate_engine.cache import kinds, snapshot
+from mlx_isolate_engine.cache.cold_tier import ColdTier, Found
 from mlx_isolate_engine.cache.ram_tier import Entry, EntryKind, RamTier
-from mlx_isolate_engine.cache.token_index import token_key
+from mlx_isolate_engine.cache.restore_choice import RestoreChoice
+from mlx_isolate_engine.cache.token_index import Match, token_key
+from mlx_isolate_engine.cache.write_behind import FlushEvidence, WriteBehind
+from mlx_isolate_engine.cache.write_schedule import WriteSchedule
+from mlx_isolate_shared.errors import CacheError
 from mlx_isolate_shared.wire import CacheFigures
 
 log = logging.getLogger(__name__)
+
+# How often one take looks for another file after the one it found turned out to be unusable.
+RESTORE_TRIES_MAX = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeFacts:
+    """Where the prefix of the last `take` came from, and why.
+
+    Attributes:
+        reason: of the choice between restore and prefill, or of the miss.
+        restore_s: seconds spent reading.
+    """
+
+    tier: Literal["ram", "ssd", "none"]
+    tokens: int
+    reason: str = ""
+    restore_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdSettings:
+    """The cold tier and how it is used.
+
+    Attributes:
+        write_behind: write what completions leave as soon as nobody generates; without it only
+            what leaves RAM is written.
+        spill_bytes_max: bytes that entries out of RAM and not yet written may hold.
+        demote_idle_s: after so long without work RAM is given back; 0 = never.
+    """
+
+    tier: ColdTier
+    choice: RestoreChoice
+    write_behind: bool = True
+    spill_bytes_max: int = 0
+    debounce_s: float = 1.0
+    demote_idle_s: float = 0.0
 
 
 class PromptCache:
@@ -24,16 +71,38 @@ class PromptCache:
     Args:
         entries_max: entries of the RAM tier at most; 0 keeps nothing in RAM.
         bytes_max: bytes of the RAM tier at most; None for no cap.
+        cold: the tier below RAM; without it nothing of that tier runs.
     """
 
-    def __init__(self, *, entries_max: int, bytes_max: int | None) -> None:
+    def __init__(
+        self, *, entries_max: int, bytes_max: int | None, cold: ColdSettings | None = None
+    ) -> None:
         self._ram = RamTier(entries_max=entries_max, bytes_max=bytes_max)
+        self._lock = threading.Lock()
         self._hits = 0
         self._hit_tokens = 0
         self._misses: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._restores = 0
+        self._restore_s = 0.0
+        self._spills = 0
         self.put_seconds_last = 0.0
         self.put_seconds_max = 0.0
+        self.last_take = TakeFacts(tier="none", tokens=0)
+        self._cold = cold
+        self._writer: WriteBehind | None = None
+        self._schedule: WriteSchedule | None = None
+        if cold is not None:
+            self._schedule = WriteSchedule(
+                debounce_s=cold.debounce_s, spill_bytes_max=cold.spill_bytes_max
+            )
+            self._writer = WriteBehind(
+                cold.tier,
+                self._schedule,
+                demote_idle_s=cold.demote_idle_s,
+                demote=self._demote,
+            )
+            self._writer.start()
 
     def take(self, tokens: Sequence[int], namespace: str) -> tuple[list[Any] | None, int]:
         """The longest usable prefix of a prompt.
@@ -44,18 +113,108 @@ class PromptCache:
 
         Returns:
             The cache (mlx-lm objects, one row, for the caller to write to) and how many tokens it
-            stands for, or (None, 0).
+            stands for, or (None, 0). `last_take` says where it came from.
         """
+        steps = self.take_stepwise(tokens, namespace)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: tuple[list[Any] | None, int] = end.value
+                return found
+
+    def take_stepwise(
+        self, tokens: Sequence[int], namespace: str
+    ) -> Generator[None, None, tuple[list[Any] | None, int]]:
+        """As `take`, yielding after every tensor read from disk, for other rows to go on."""
         key = token_key(tokens)
-        match = self._ram.find(namespace, key, length_max=max(0, len(tokens) - 1))
+        length_max = max(0, len(tokens) - 1)
+        with self._lock:
+            match = self._ram.find(namespace, key, length_max=length_max)
+        reason = "longest"
+        in_ram = match.length if match else 0
+        if self._cold is not None and in_ram < length_max:
+            restored, reason = yield from self._restore(namespace, key, in_ram)
+            if restored is not None:
+                return restored
         if match is None:
-            shared = self._ram.longest_shared(namespace, key)
-            self._misses["not_cuttable" if shared > 1 else "no_prefix"] += 1
-            return None, 0
-        self._ram.use(match.value)
+            return self._miss(namespace, key, reason)
+        return self._hand_out(match, reason)
+
+    def _hand_out(self, match: Match[Entry], reason: str) -> tuple[list[Any], int]:
+        entry = match.value
+        with self._lock:
+            if self._ram.has(entry):
+                self._ram.use(entry)
+        if self._cold is not None:
+            self._cold.tier.touch(entry.namespace, entry.key)
+        self._hit(TakeFacts(tier="ram", tokens=match.length, reason=reason))
+        return snapshot.hand_out(entry.cache, match.length), match.length
+
+    def _hit(self, facts: TakeFacts) -> None:
         self._hits += 1
-        self._hit_tokens += match.length
-        return snapshot.hand_out(match.value.cache, match.length), match.length
+        self._hit_tokens += facts.tokens
+        self.last_take = facts
+
+    def _miss(self, namespace: str, key: bytes, reason: str) -> tuple[None, int]:
+        if reason == "longest":
+            with self._lock:
+                shared = self._ram.longest_shared(namespace, key)
+            reason = "not_cuttable" if shared > 1 else "no_prefix"
+        self._misses[reason] += 1
+        self.last_take = TakeFacts(tier="none", tokens=0, reason=reason)
+        return None, 0
+
+    def _restore(
+        self, namespace: str, key: bytes, in_ram: int
+    ) -> Generator[None, None, tuple[tuple[list[Any], int] | None, str]]:
+        """A longer prefix from the cold tier, if there is one and it is the cheaper way."""
+        assert self._cold is not None
+        reason = "longest"
+        if self._cold.choice.mode == "never":
+            return None, reason
+        for _ in range(RESTORE_TRIES_MAX):
+            found = self._cold.tier.find(namespace, key, length_max=len(key) // 4 - 1)
+            if found is None or found.length <= in_ram:
+                break
+            choice = self._cold.choice.choose(tokens_gained=found.length - in_ram, size=found.bytes)
+            if not choice.restore:
+                return None, choice.reason
+            try:
+                cache, seconds = yield from self._stream(found, room_for=len(key) // 4)
+            except CacheError as error:
+                reason = f"ssd_{getattr(error, 'reason', 'error')}"
+                log.info("cache.restore_failed cause=%s", error)
+                continue
+            self._restores += 1
+            self._restore_s += seconds
+            self._cold.choice.note_restore(found.bytes, seconds)
+            facts = TakeFacts(
+                tier="ssd", tokens=found.length, reason=choice.reason, restore_s=seconds
+            )
+            self._hit(facts)
+            return (cache, found.length), choice.reason
+        return None, reason
+
+    def _stream(
+        self, found: Found, *, room_for: int
+    ) -> Generator[None, None, tuple[list[Any], float]]:
+        """Read an entry, yielding between tensors; the seconds are those spent reading."""
+        assert self._cold is not None
+        reading = self._cold.tier.restore(found, room_for=room_for)
+        seconds = 0.0
+        try:
+            while True:
+                start = time.perf_counter()
+                try:
+                    next(reading)
+                except StopIteration as end:
+                    cache: list[Any] = end.value
+                    return cache, seconds + time.perf_counter() - start
+                seconds += time.perf_counter() - start
+                yield
+        finally:
+            reading.close()  # the caller may have given up between two tensors
 
     def put(
         self, tokens: Sequence[int], cache: Sequence[Any], namespace: str, kind: EntryKind
@@ -74,7 +233,7 @@ class PromptCache:
         start = time.perf_counter()
         length = kinds.usable_length(len(tokens), cache)
         if length is None:
-            self._refused["uncertain_length"] += 1
+            self.refused["uncertain_length"] += 1
             return
         kept = snapshot.keep(cache, length)
         entry = Entry(
@@ -86,9 +245,37 @@ class PromptCache:
             storable=kinds.can_store(kept),
             kind=kind,
         )
-        self._ram.put(entry)
+        if not entry.storable:
+            self.refused["not_storable"] += 1
+        with self._lock:
+            pushed = self._ram.put(entry)
+        if self._cold is not None:
+            self._hand_down(entry, pushed.evicted, pushed.absorbed)
         self.put_seconds_last = time.perf_counter() - start
         self.put_seconds_max = max(self.put_seconds_max, self.put_seconds_last)
+
+    def _hand_down(self, entry: Entry, evicted: Sequence[Entry], absorbed: Sequence[Entry]) -> None:
+        assert self._cold is not None and self._writer is not None
+        for prefix in absorbed:
+            self._writer.discard(prefix.namespace, prefix.key)
+        if self._cold.write_behind and entry not in evicted and self._is_dirty(entry):
+            self._writer.snapshot(entry)
+        self._spill(evicted)
+
+    def _is_dirty(self, entry: Entry) -> bool:
+        assert self._cold is not None
+        tier = self._cold.tier
+        return entry.storable and not tier.has(entry.namespace, entry.key, cuttable=entry.cuttable)
+
+    def _spill(self, evicted: Sequence[Entry]) -> None:
+        if self._writer is None:
+            return
+        for entry in evicted:
+            if self._is_dirty(entry):
+                self._spills += 1
+                self._writer.spill(entry)
+            else:
+                self._writer.discard(entry.namespace, entry.key)
 
     def wants_checkpoint(self, cache: Sequence[Any]) -> bool:
         """Whether a `put` in the middle of a completion is of use for this kind of cache.
@@ -101,21 +288,88 @@ class PromptCache:
 
     def note_prefill(self, tokens: int, seconds: float) -> None:
         """Tell how fast prompts run through the model, for the choice between restore and run."""
+        if self._cold is not None:
+            self._cold.choice.note_prefill(tokens, seconds)
 
     def set_idle(self, idle: bool) -> None:
         """Tell whether the generation thread has nothing to do; background work waits for it."""
+        if self._writer is not None:
+            self._writer.set_idle(idle)
 
     def trim_to(self, bytes_max: int) -> None:
-        """Give RAM back at once, e.g. to make room for the rows of a batch."""
-        self._ram.trim(bytes_max)
+        """Give RAM back at once, e.g. to make room for the rows of a batch; it spills."""
+        with self._lock:
+            evicted = self._ram.trim(bytes_max)
+        self._spill(evicted)
 
-    def clear(self) -> None:
-        """Forget every entry of the RAM tier."""
-        self._ram.clear()
+    def _demote(self) -> bool:
+        """All has been idle for long: what is durable leaves RAM, the rest is written first."""
+        assert self._cold is not None and self._writer is not None
+        changed = False
+        with self._lock:
+            entries = self._ram.entries()
+        for entry in entries:
+            if self._is_dirty(entry):
+                self._writer.write_now(entry)
+            elif entry.storable:
+                with self._lock:
+                    self._ram.remove(entry)
+                changed = True
+        return changed
+
+    def clear(self) -> int:
+        """Forget every entry of both tiers; returns how many there were."""
+        with self._lock:
+            count = len(self._ram)
+            self._ram.clear()
+        if self._writer is not None and self._cold is not None:
+            self._writer.clear()
+            count += self._cold.tier.clear()
+        return count
+
+    def entries(self) -> list[dict[str, object]]:
+        """What RAM holds, least recently used first; no tokens, only how many."""
+        with self._lock:
+            entries = self._ram.entries()
+        return [
+            {
+                "tier": "ram",
+                "tokens": len(entry.key) // 4,
+                "bytes": entry.bytes,
+                "kind": entry.kind,
+                "durable": self._cold is not None and not self._is_dirty(entry),
+            }
+            for entry in entries
+        ]
+
+    @property
+    def has_cold_tier(self) -> bool:
+        """Whether anything can be made durable."""
+        return self._writer is not None
+
+    def flush(self, timeout_s: float) -> FlushEvidence:
+        """Wait until what is dirty now is durable; never call it on the generation thread."""
+        if self._writer is None:
+            return FlushEvidence(durable=False)
+        return self._writer.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> FlushEvidence:
+        """Write what RAM holds and is not durable, as far as the time allows, and end.
+
+        Call it once generation has ended.
+        """
+        if self._writer is None:
+            return FlushEvidence(durable=False)
+        with self._lock:
+            entries = self._ram.entries()
+        for entry in entries:
+            if self._is_dirty(entry):
+                self._writer.write_now(entry)
+        return self._writer.close(timeout_s)
 
     def figures(self) -> CacheFigures:
         """Both tiers in numbers, since the start."""
-        return CacheFigures(
+        ram = CacheFigures(
             ram_entries=len(self._ram),
             ram_bytes=self._ram.bytes,
             ram_bytes_max=self._ram.bytes_max or 0,
@@ -123,4 +377,26 @@ class PromptCache:
             misses=self._misses.total(),
             hit_tokens=self._hit_tokens,
             miss_reasons=dict(self._misses),
+        )
+        if self._cold is None or self._writer is None:
+            return ram
+        stats = self._cold.tier.stats()
+        evidence = self._writer.evidence()
+        return msgspec.structs.replace(
+            ram,
+            ssd_enabled=True,
+            ssd_entries=stats.entries,
+            ssd_bytes=stats.bytes,
+            ssd_bytes_max=stats.bytes_max,
+            restores=self._restores,
+            restore_ms=self._restore_s * 1000,
+            restore_bytes_per_s=self._cold.choice.restore_bytes_per_s or 0.0,
+            spills=self._spills,
+            pending_snapshots=evidence.pending_snapshots,
+            pending_spills=evidence.pending_spills,
+            pending_spill_bytes=evidence.pending_spill_bytes,
+            dropped_spills=evidence.dropped_spills,
+            failed_writes=evidence.failed_writes,
+            quarantined=stats.quarantined,
+            longest_durable_prefix=stats.longest_prefix,
         )

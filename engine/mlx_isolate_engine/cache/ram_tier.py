@@ -34,6 +34,19 @@ class Entry:
     kind: EntryKind
 
 
+@dataclass(frozen=True, kw_only=True)
+class Put:
+    """What an insertion pushed out.
+
+    Attributes:
+        evicted: had to leave to hold the caps.
+        absorbed: prefixes that the new entry serves as well.
+    """
+
+    evicted: tuple[Entry, ...] = ()
+    absorbed: tuple[Entry, ...] = ()
+
+
 class RamTier:
     """Entries by namespace and exact tokens.
 
@@ -81,25 +94,25 @@ class RamTier:
         for prefix in self._index[entry.namespace].prefixes(entry.key):
             self._order.move_to_end((entry.namespace, prefix))
 
-    def put(self, entry: Entry) -> list[Entry]:
-        """Insert as most recently used; returns entries that had to leave to hold the caps.
+    def put(self, entry: Entry) -> Put:
+        """Insert as most recently used, in the place of an entry of the same tokens.
 
-        Prefixes of a cuttable entry are absorbed by it and leave without being returned; so does
-        what it replaces. An entry above the byte cap by itself leaves alone at once.
+        An entry above the byte cap by itself is evicted alone at once.
         """
         if self.entries_max <= 0 or (self.bytes_max is not None and entry.bytes > self.bytes_max):
-            return [entry]
+            return Put(evicted=(entry,))
         index = self._index.setdefault(entry.namespace, TokenIndex())
-        if entry.cuttable:
-            for prefix in index.prefixes(entry.key):
-                self._forget(entry.namespace, prefix)
+        prefixes = index.prefixes(entry.key) if entry.cuttable else []
+        absorbed = [self._order[entry.namespace, prefix] for prefix in prefixes]
         self._forget(entry.namespace, entry.key)
+        for prefix in prefixes:
+            self._forget(entry.namespace, prefix)
         index = self._index.setdefault(entry.namespace, TokenIndex())
         index.add(entry.key, entry, cuttable=entry.cuttable)
         self._order[entry.namespace, entry.key] = entry
         self.bytes += entry.bytes
         self.use(entry)
-        return self._evict()
+        return Put(evicted=tuple(self._evict()), absorbed=tuple(absorbed))
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out; harmless if it has gone."""

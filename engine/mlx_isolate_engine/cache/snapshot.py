@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from mlx_isolate_engine.cache.kinds import TABLE
+from mlx_isolate_engine.cache.kinds import TABLE, leaves, position
 
 
 def own_copy(array: Any) -> Any:
@@ -35,8 +35,9 @@ def _own_evaluated(array: Any) -> Any:
 def _adopt(array: Any, length: int) -> Any:
     """Own object for a KV array of capacity shape; exact-length rows may pin a batch: copy."""
     if array.shape[2] > length:
-        mx.eval(array)
-        return copy.copy(array)
+        owned = mx.contiguous(array)  # shares the buffer unless its strides are odd
+        mx.eval(owned)
+        return owned
     return _own_evaluated(array)
 
 
@@ -113,6 +114,13 @@ def hand_out(cache: Sequence[Any], length: int) -> list[Any]:
         else _hand_out_leaf(part, length)
         for part in cache
     ]
+
+
+def cut_in_place(cache: Sequence[Any], length: int) -> None:
+    """Shorten a cuttable cache that nobody else holds to `length` tokens."""
+    for part in leaves(cache):
+        if (ahead := (position(part) or 0) - length) > 0:
+            part.trim(ahead)
 
 
 def arrays_of(value: Any) -> Iterator[Any]:

@@ -1,0 +1,324 @@
+"""The SSD tier: an index over cache files of one model, which are themselves the database.
+
+The index is read from headers at the start and whenever a folder has changed since; what it says
+may be stale at any time, because other engines write and evict too. A file is trusted only after
+its header has been checked again at the moment of use.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_isolate_engine.cache import kv_check, kv_io
+from mlx_isolate_engine.cache.array_codec import ArrayBuffers, flatten
+from mlx_isolate_engine.cache.cold_tier import ColdStats, Found
+from mlx_isolate_engine.cache.damage import Damage
+from mlx_isolate_engine.cache.directory import CacheDirectory
+from mlx_isolate_engine.cache.kinds import usable_length
+from mlx_isolate_engine.cache.kv_file import EntryFacts, Header
+from mlx_isolate_engine.cache.ram_tier import Entry
+from mlx_isolate_engine.cache.snapshot import cut_in_place
+from mlx_isolate_engine.cache.token_index import TokenIndex
+from mlx_isolate_shared.errors import CacheError
+
+log = logging.getLogger(__name__)
+
+# A file's time is set at most this often while its entry is used from RAM.
+TOUCH_INTERVAL_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreIdentity:
+    """What every file of this engine says about its model (see kv_file.EntryFacts)."""
+
+    model: str
+    model_id: str
+    fingerprint: str
+    tokenizer: str
+    tokenizer_config: str = "{}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """One known file."""
+
+    path: Path
+    namespace: str
+    key: bytes
+    bytes: int
+    cuttable: bool
+
+
+class SsdStore:
+    """Implements `ColdTier` over a directory.
+
+    Args:
+        root: the directory; shared with other engines.
+        bytes_max: cap for the whole directory.
+        verify: check tensor data at every restore, not only headers and lengths.
+    """
+
+    def __init__(
+        self, root: Path, identity: StoreIdentity, *, bytes_max: int, verify: bool = False
+    ) -> None:
+        self.directory = CacheDirectory(root)
+        self.identity = identity
+        self.bytes_max = bytes_max
+        self._verify = verify
+        self._buffers = ArrayBuffers()
+        self._lock = threading.RLock()
+        self._index: dict[Path, TokenIndex[Record]] = {}
+        self._records: dict[Path, Record] = {}
+        self._folder_times: dict[Path, int] = {}
+        self._touched: dict[Path, float] = {}
+        self._bytes = 0
+        self._evicted = 0
+        self.damage: Counter[str] = Counter()
+
+    def open(self) -> None:
+        """Make the directory, clear up after dead writers, read headers, hold the cap.
+
+        Raises:
+            OSError: the directory cannot be used now; the store stays empty and may be used:
+                every write tries again.
+        """
+        with self._lock:
+            self.directory.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.remove_orphans()
+            self._drop(self.directory.make_room(0, self.bytes_max))
+            for folder in {f.path.parent for f in self.directory.files()}:
+                if folder.parent.name == self.identity.fingerprint:
+                    self._refresh(folder)
+            self._bytes = sum(f.bytes for f in self.directory.files())
+
+    def find(self, namespace: str, key: bytes, *, length_max: int) -> Found | None:
+        """See ColdTier."""
+        with self._lock:
+            folder = self._folder(namespace)
+            self._refresh(folder)
+            index = self._index.get(folder)
+            match = index.find(key, length_max=length_max) if index else None
+            if match is None:
+                return None
+            record = match.value
+            share = match.length / (len(record.key) // 4) if record.cuttable else 1.0
+            return Found(
+                namespace=namespace,
+                key=record.key,
+                length=match.length,
+                bytes=int(record.bytes * share),
+                handle=record,
+            )
+
+    def has(self, namespace: str, key: bytes, *, cuttable: bool) -> bool:
+        """See ColdTier."""
+        with self._lock:
+            index = self._index.get(self._folder(namespace))
+            if index is None:
+                return False
+            if index.get(key) is not None:
+                return True
+            length = len(key) // 4
+            match = index.find(key, length_max=length) if cuttable else None
+            return match is not None and match.length == length and match.value.cuttable
+
+    def restore(self, found: Found, *, room_for: int) -> Generator[None, None, list[Any]]:
+        """See ColdTier."""
+        record: Record = found.handle
+        try:
+            descriptor, header = kv_check.open_entry(record.path)
+            try:
+                self._check_identity(header, record)
+                cache = yield from kv_io.read(
+                    descriptor,
+                    header,
+                    length=found.length,
+                    room_for=room_for,
+                    buffers=self._buffers,
+                    check=self._verify,
+                )
+                cut_in_place(cache, found.length)
+                if usable_length(found.length, cache) != found.length:
+                    raise Damage("structure", "positions disagree with the tokens")
+            finally:
+                os.close(descriptor)
+        except Damage as damage:
+            self._reject(record.path, damage)
+            raise
+        self.directory.stamp(record.path)
+        return cache
+
+    def _check_identity(self, header: Header, record: Record | None) -> None:
+        facts = header.facts
+        if (facts.fingerprint, facts.tokenizer) != (
+            self.identity.fingerprint,
+            self.identity.tokenizer,
+        ):
+            raise Damage("fingerprint")
+        if record is not None and (facts.namespace, facts.key) != (record.namespace, record.key):
+            raise Damage("fingerprint", "the file was exchanged")
+
+    def store(self, entry: Entry, gate: Callable[[], None]) -> None:
+        """See ColdTier."""
+        flat = flatten(entry.cache)
+        facts = EntryFacts(
+            model=self.identity.model,
+            tokenizer_config=self.identity.tokenizer_config,
+            model_id=self.identity.model_id,
+            namespace=entry.namespace,
+            fingerprint=self.identity.fingerprint,
+            tokenizer=self.identity.tokenizer,
+            key=entry.key,
+            kind=entry.kind,
+            cuttable=entry.cuttable,
+            created=time.time(),
+            classes=flat.classes,
+            scalars=flat.scalars,
+            rounded=flat.rounded,
+        )
+        size = kv_io.file_bytes(facts, flat)
+        if size > self.bytes_max:
+            raise CacheError(f"an entry of {size} bytes is above the cap of the directory")
+        folder = self.directory.folder(self.identity.fingerprint, entry.namespace)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_room(size)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an emptied one is removed
+        temporary, final = self.directory.new_names(folder)
+        kv_io.write(temporary, final, facts, flat, gate)
+        self.directory.stamp(final)
+        with self._lock:
+            self._add(Record(
+                path=final, namespace=entry.namespace, key=entry.key, bytes=size,
+                cuttable=entry.cuttable,
+            ))  # fmt: skip
+            self._remove_superseded(final)
+        self._make_room(0)  # two writers may have made room for the same bytes
+
+    def _remove_superseded(self, path: Path) -> None:
+        """A cuttable entry serves all its prefixes: their files only take space."""
+        record = self._records[path]
+        if not record.cuttable:
+            return
+        index = self._index[path.parent]
+        for prefix in index.prefixes(record.key):
+            shorter = index.get(prefix)
+            if shorter is not None and shorter.cuttable:
+                self._delete(shorter.path)
+
+    def _make_room(self, size: int) -> None:
+        gone = self.directory.make_room(size, self.bytes_max)
+        total = sum(f.bytes for f in self.directory.files())
+        with self._lock:
+            self._drop(gone)
+            self._evicted += len(gone)
+            self._bytes = total
+
+    def touch(self, namespace: str, key: bytes) -> None:
+        """See ColdTier; sets the file's time at most every TOUCH_INTERVAL_S."""
+        with self._lock:
+            index = self._index.get(self._folder(namespace))
+            match = index.find(key, length_max=len(key) // 4) if index else None
+            if match is None or match.length < len(key) // 4:
+                return
+            path = match.value.path
+            now = time.monotonic()
+            if now - self._touched.get(path, -TOUCH_INTERVAL_S) >= TOUCH_INTERVAL_S:
+                self._touched[path] = now
+                self.directory.stamp(path)
+
+    def remove(self, found: Found) -> None:
+        """See ColdTier."""
+        with self._lock:
+            self._delete(found.handle.path)
+
+    def clear(self) -> int:
+        """See ColdTier."""
+        with self._lock:
+            paths = list(self._records)
+            for path in paths:
+                self._delete(path)
+            self._bytes = sum(f.bytes for f in self.directory.files())
+            return len(paths)
+
+    def stats(self) -> ColdStats:
+        """See ColdTier."""
+        with self._lock:
+            return ColdStats(
+                entries=len(self._records),
+                bytes=self._bytes,
+                bytes_max=self.bytes_max,
+                quarantined=sum(n for r, n in self.damage.items() if r != "vanished"),
+                evicted=self._evicted,
+                longest_prefix=max((len(r.key) // 4 for r in self._records.values()), default=0),
+            )
+
+    def _folder(self, namespace: str) -> Path:
+        return self.directory.folder(self.identity.fingerprint, namespace)
+
+    def _refresh(self, folder: Path) -> None:
+        """Read what has come to a folder, and forget what has gone, if it changed at all."""
+        try:
+            changed_ns = os.stat(folder, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            changed_ns = 0
+        if self._folder_times.get(folder) == changed_ns:
+            return
+        present = {f.path: f for f in self.directory.files(folder) if f.owner is None}
+        self._drop([p for p in self._records if p.parent == folder and p not in present])
+        for path, file in present.items():
+            if path not in self._records:
+                self._read_record(path, file.bytes)
+        # A folder changed within the clock's grain could change again unseen: look once more.
+        settled = time.time_ns() - changed_ns > 50_000_000
+        self._folder_times[folder] = changed_ns if settled else -1
+
+    def _read_record(self, path: Path, size: int) -> None:
+        try:
+            header = kv_check.read_header(path)
+            self._check_identity(header, None)
+            if self._folder(header.facts.namespace) != path.parent:
+                raise Damage("fingerprint", "in another namespace's folder")
+        except Damage as damage:
+            self._reject(path, damage)
+            return
+        facts = header.facts
+        self._add(Record(
+            path=path, namespace=facts.namespace, key=facts.key, bytes=size,
+            cuttable=facts.cuttable,
+        ))  # fmt: skip
+
+    def _reject(self, path: Path, damage: Damage) -> None:
+        with self._lock:
+            self.damage[damage.reason] += 1
+            self._drop([path])
+        if damage.reason not in ("vanished", "unreadable"):
+            log.warning("cache.quarantined file=%s cause=%s", path.name, damage)
+            self.directory.quarantine(path)
+
+    def _add(self, record: Record) -> None:
+        index = self._index.setdefault(record.path.parent, TokenIndex())
+        previous = index.add(record.key, record, cuttable=record.cuttable)
+        self._records[record.path] = record
+        if previous is not None:
+            self._records.pop(previous.path, None)
+            self.directory.remove(previous.path)
+
+    def _delete(self, path: Path) -> None:
+        self._drop([path])
+        self.directory.remove(path)
+
+    def _drop(self, paths: list[Path]) -> None:
+        for path in paths:
+            record = self._records.pop(path, None)
+            self._touched.pop(path, None)
+            if record is None:
+                continue
+            index = self._index[path.parent]
+            if index.get(record.key) is record:
+                index.remove(record.key)
