@@ -1,15 +1,23 @@
 """All models of this supervisor: name or alias to slot, start of all, stop of all."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
+from mlx_isolate_shared.errors import ConfigError, RequestError
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.lease import Admission
+from mlx_isolate_supervisor.logs import log_event
+from mlx_isolate_supervisor.machine import SlotContext
 from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.slot import Slot
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent
 
 EventListener = Callable[[SlotEvent], None]
+# Of a shutdown's time, what is kept for reaping the killed.
+STOP_MARGIN_S = 0.5
+# How long after its limit a stop may still wait for the kernel to give a killed process up.
+REAP_LIMIT_S = 5.0
 
 
 class Pool:
@@ -24,7 +32,7 @@ class Pool:
         on_event: called on the loop for every transition and load step; must not block or raise.
 
     Raises:
-        ConfigError: two models with one name.
+        ConfigError: two models with one name, or no model.
     """
 
     def __init__(
@@ -37,25 +45,46 @@ class Pool:
         clock: Clock | None = None,
         on_event: EventListener | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
-        raise NotImplementedError
+        context = SlotContext(
+            command=command,
+            settings=settings,
+            run_directory=run_directory,
+            clock=clock or SystemClock(),
+            on_event=on_event,
+        )
+        self._slots = tuple(Slot(spec, context) for spec in models)
+        self._by_name = _by_name(self._slots)
 
     @property
     def model_ids(self) -> tuple[str, ...]:
         """Ids in configured order."""
-        raise NotImplementedError
+        return tuple(slot.model_id for slot in self._slots)
 
-    def find(self, model: str | None) -> Admission:
+    def find(self, model: str | None) -> Slot:
         """The slot for a request's `model` field; None means the first model.
 
         Raises:
             RequestError: 404 model_not_found naming the models there are.
         """
-        raise NotImplementedError
+        if model is None:
+            return self._slots[0]
+        slot = self._by_name.get(model)
+        if slot is None:
+            known = ", ".join(slot.model_id for slot in self._slots if not slot.spec.unlisted)
+            raise RequestError(
+                f"there is no model {model[:100]!r}; there are: {known}.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return slot
 
     def start(self) -> None:
         """Start the slots' tasks and load what is to be preloaded; returns at once."""
-        raise NotImplementedError
+        for slot in self._slots:
+            slot.start()
+            if slot.spec.preload:
+                slot.want_up()
 
     async def ensure_ready(self, model: str, timeout_s: float) -> ModelStatus:
         """Load `model` if need be and wait until it is READY.
@@ -64,32 +93,55 @@ class Pool:
             RequestError: 404.
             CapacityError: 503 with the cause, or when `timeout_s` has passed.
         """
-        raise NotImplementedError
+        slot = self.find(model)
+        await slot.ensure_ready(timeout_s)
+        return slot.status()
 
     async def unload(self, model: str, *, drain_timeout_s: float | None = None) -> None:
-        """Drain, stop and keep down until the next request or load; returns when STOPPED."""
-        raise NotImplementedError
+        """Drain, stop and keep down until the next request or load; returns when it is gone."""
+        await self.find(model).unload(drain_timeout_s)
 
     async def reload(self, model: str) -> None:
         """Drain and replace the engine; returns when the replacement is READY or FAILED."""
-        raise NotImplementedError
+        await self.find(model).reload()
 
     def reset(self, model: str) -> None:
         """Forget crashes and failures of `model`; a FAILED one tries again at once."""
-        raise NotImplementedError
+        self.find(model).reset()
 
     async def stop(self, shutdown_timeout_s: float) -> None:
         """Refuse new requests, drain, stop every engine; nothing is left when this returns."""
-        raise NotImplementedError
+        limit = max(0.0, shutdown_timeout_s - min(STOP_MARGIN_S, shutdown_timeout_s / 4))
+        try:
+            async with asyncio.timeout(shutdown_timeout_s + REAP_LIMIT_S):
+                await asyncio.gather(*(slot.stop(limit) for slot in self._slots))
+        except TimeoutError:
+            left = [slot.model_id for slot in self._slots if slot.status().pid is not None]
+            log_event("pool.stop_incomplete", models=left)
 
     def cut(self) -> None:
         """Hurry a running `stop`: kill what is left now (a second signal)."""
-        raise NotImplementedError
+        for slot in self._slots:
+            slot.cut()
 
     def snapshot(self) -> tuple[ModelStatus, ...]:
         """The state of every model, in configured order, from memory."""
-        raise NotImplementedError
+        return tuple(slot.status() for slot in self._slots)
 
     def output(self, model: str) -> tuple[str, ...]:
-        """The last lines (at most 2,000) that `model`'s engines wrote to stdout and stderr."""
-        raise NotImplementedError
+        """The last lines (at most 2,000) that `model`'s engine wrote to stdout and stderr."""
+        return self.find(model).output
+
+
+def _by_name(slots: Sequence[Slot]) -> dict[str, Slot]:
+    if not slots:
+        raise ConfigError("there is no model to serve.")
+    names: dict[str, Slot] = {}
+    for slot in slots:
+        for name in (slot.model_id, *slot.spec.aliases):
+            if names.setdefault(name, slot) is not slot:
+                raise ConfigError(
+                    f"two models are called {name}; give one of them another name "
+                    "(--served-model-name, once per model)."
+                )
+    return names

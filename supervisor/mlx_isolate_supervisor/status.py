@@ -114,12 +114,14 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, tag="transition"):
     Attributes:
         before, after: states; equal where an event changed nothing that is shown.
         event: the lifecycle event that caused it.
+        pid: of the engine it is about, None where there is none.
         reason: one sentence, may be empty.
         at: seconds since the epoch.
     """
 
     model: str
     incarnation: int
+    pid: int | None = None
     before: State
     event: str
     after: State

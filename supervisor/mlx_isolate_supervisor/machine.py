@@ -1,0 +1,428 @@
+"""The state of one model: applies the lifecycle table and does its actions on the engine.
+
+Every method is called from its slot's task only, which makes the machine the single writer of what
+it holds. It never waits: what takes time comes back as a message through `post`.
+"""
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+import msgspec
+
+from mlx_isolate_shared import wire
+from mlx_isolate_shared.clock import Clock
+from mlx_isolate_shared.errors import CapacityError
+from mlx_isolate_supervisor import causes
+from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.incarnation import Incarnation
+from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
+from mlx_isolate_supervisor.logs import log_event
+from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
+from mlx_isolate_supervisor.process import EngineProcess, Exit
+from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
+from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.status import Failure, LastExit, LoadStep, SlotEvent, Transition
+from mlx_isolate_supervisor.timers import Timers
+
+# Between the end of the report pipe and the exit that it announces; an engine that lives on after
+# that has failed to start.
+REPORT_END_GRACE_S = 1.0
+# Files of a model that cannot work are looked at no more often than this, however many ask.
+FILES_LOOK_S = 0.2
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What all slots of a supervisor share.
+
+    Attributes:
+        on_event: told about every transition and load step; must not block or raise.
+        jitter: a random number in -1..1 for the restart delay.
+    """
+
+    command: EngineCommand
+    settings: SlotSettings
+    run_directory: RunDirectory
+    clock: Clock
+    on_event: Callable[[SlotEvent], None] | None = None
+    jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
+
+
+class Machine:
+    """One model's lifecycle.
+
+    Args:
+        post: puts a message into the slot's mailbox.
+        on_failed: refuses everybody who waits; called on the way into FAILED.
+
+    Attributes:
+        wanted: the desired state, up or down.
+        stop_by: when a shutdown must be done, monotonic seconds; None while none runs.
+        engine: the incarnation that lives now.
+        incarnations: how many were spawned so far.
+        restarts: respawns after an end that nobody asked for, by cause.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: SlotContext,
+        *,
+        post: Post,
+        on_failed: Callable[[], object],
+    ) -> None:
+        self.spec = spec
+        self._context = context
+        self._settings = context.settings
+        self._now = context.clock.monotonic
+        self._post = post
+        self._on_failed = on_failed
+        self.timers = Timers(lambda name, ticket: post(partial(self._fire, name, ticket)))
+        self.state = State.STOPPED
+        self.since = context.clock.wall()
+        self.wanted = False
+        self.stop_by: float | None = None
+        self.engine: Incarnation | None = None
+        self.incarnations = 0
+        self.last_exit: LastExit | None = None
+        self.restarts: Counter[str] = Counter()
+        self._drain_s = self._settings.drain_timeout_s
+        self._files: Fingerprint = ()
+        self._files_looked_at = 0.0
+        self._budget = RestartBudget()
+        self._try_delay_s = 0.0
+        self._failure: Failure | None = None
+        self._respawn_cause: str | None = None
+
+    # -- What the slot tells it -------------------------------------------------------------------
+
+    def want_up(self) -> None:
+        """Something wants the model."""
+        if self.stop_by is None:
+            self.wanted = True
+            self.look_for_repair()
+            self._apply(Event.WANT_UP)
+
+    def want_down(self, drain_timeout_s: float | None) -> None:
+        """Unload, draining for at most so long (None: as configured)."""
+        self.wanted = False
+        limit = self._settings.drain_timeout_s
+        self._drain_s = limit if drain_timeout_s is None else drain_timeout_s
+        self._apply(Event.WANT_DOWN)
+
+    def change_spec(self, spec: ModelSpec | None) -> None:
+        """Another configuration, or (None) a reload with the same."""
+        self.spec = spec or self.spec
+        self._drain_s = self._settings.drain_timeout_s
+        self._apply(Event.SPEC_CHANGED)
+
+    def reset(self, reason: str) -> None:
+        """Forget the past."""
+        self._respawn_cause = None
+        self._apply(Event.RESET, reason)
+
+    def shut_down(self, stop_by: float) -> None:
+        """Go down for good, at the latest at `stop_by`."""
+        self.stop_by = stop_by
+        self.wanted = False
+        self._apply(Event.WANT_DOWN)
+
+    def cut(self) -> None:
+        """End a drain, and the window of a stop, now."""
+        self._apply(Event.DRAINED)
+        self._apply(Event.STOP_TIMEOUT)
+
+    def note_completion(self, engine: Incarnation) -> None:
+        """`engine` completed a completion."""
+        engine.completed = True
+        self._budget = after_completion(self._budget)
+
+    def note_free(self, engine: Incarnation) -> None:
+        """`engine` gave a place back."""
+        if engine is self.engine and not engine.leases:
+            self._apply(Event.DRAINED)
+
+    def look_for_repair(self) -> None:
+        """A model that cannot work is tried again when its files have changed."""
+        failure, now = self._failure, self._now()
+        if self.state is not State.FAILED or failure is None or failure.cause != "cannot_work":
+            return
+        if now - self._files_looked_at >= FILES_LOOK_S:
+            self._files_looked_at = now
+            if model_fingerprint(self.spec) != self._files:
+                self.reset("its files changed")
+
+    # -- What others read -------------------------------------------------------------------------
+
+    @property
+    def next_try_s(self) -> float | None:
+        """Time to the next try, None where none is due."""
+        return self.timers.left_s("try")
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the model is FAILED; None where it is not."""
+        if self._failure is None:
+            return None
+        return msgspec.structs.replace(self._failure, retry_in_s=self.next_try_s)
+
+    def failed_error(self) -> CapacityError:
+        """503 with the cause, for a FAILED model."""
+        failure = self.failure
+        assert failure is not None
+        retry_in_s = failure.retry_in_s
+        if failure.cause == "circuit_open" and retry_in_s is None:
+            # On the way into FAILED, before the timer is set.
+            retry_in_s = self._try_delay_s
+        return causes.failed(self.spec.id, failure, retry_in_s)
+
+    # -- What the engine does (process.ProcessListener) -------------------------------------------
+
+    def on_report(self, process: EngineProcess, message: wire.Report) -> None:
+        """A report line came."""
+        self._post(partial(self._hear, process, message))
+
+    def on_report_end(self, process: EngineProcess) -> None:
+        """The report pipe ended."""
+        self._post(partial(self._report_ended, process))
+
+    def on_exit(self, process: EngineProcess, exit: Exit) -> None:
+        """The process is reaped."""
+        self._post(partial(self._exited, process, exit))
+
+    def _current(self, process: EngineProcess) -> Incarnation | None:
+        """The engine of `process`, unless it has been replaced: then its words are dropped."""
+        engine = self.engine
+        return engine if engine is not None and engine.process is process else None
+
+    def _hear(self, process: EngineProcess, message: wire.Report) -> None:
+        if (engine := self._current(process)) is None:
+            return
+        match message:
+            case wire.Loading() if self.state is State.STARTING:
+                engine.hear_loading(message, self._now())
+                self._tell_load_step(engine, message)
+            case wire.Ready() if self.state is State.STARTING:
+                self._become_ready(engine, message)
+            case wire.Progress() if engine.facts is not None:
+                engine.hear_progress(message, self._now())
+                if message.completed and not engine.completed:
+                    self.note_completion(engine)
+            case wire.Failed():
+                log_event("engine.failed", model=self.spec.id, code=message.code)
+            case wire.Loading() | wire.Ready() | wire.Progress():
+                # Out of place: a second ready, a load step after it. Nothing depends on them.
+                pass
+            case _:
+                assert_never(message)
+
+    def _become_ready(self, engine: Incarnation, ready: wire.Ready) -> None:
+        if not engine.has_socket():
+            self._blame("start_failed", "it called itself ready without a socket")
+            self._apply(Event.START_FAILED)
+            return
+        engine.become_ready(ready, self._now())
+        self._apply(Event.READY, f"loaded in {engine.load_s:.2f} s")
+
+    def _report_ended(self, process: EngineProcess) -> None:
+        if self._current(process) is not None and self.state is State.STARTING:
+            self.timers.set("report_end", REPORT_END_GRACE_S)
+
+    def _exited(self, process: EngineProcess, exit: Exit) -> None:
+        if (engine := self._current(process)) is None:
+            return
+        self.engine = None
+        self.last_exit = engine.last_exit(exit, self._context.clock.wall())
+        ending = engine.ending(exit, wanted=self.wanted)
+        self._judge(ending, self.last_exit, process.failure)
+
+    def _spawn_failed(self, incarnation: int, reason: str) -> None:
+        self.last_exit = LastExit(
+            incarnation=incarnation,
+            code=None,
+            signal=None,
+            reason=reason,
+            cause="spawn_failed",
+            stderr_tail=(),
+            at=self._context.clock.wall(),
+        )
+        ending = Ending(wanted=self.wanted, planned=False, code=None, completed=False)
+        self._judge(ending, self.last_exit, None)
+
+    def _judge(self, ending: Ending, exit: LastExit, reported: wire.Failed | None) -> None:
+        for name in ("watch", "report_end", "drain", "stop"):
+            self.timers.cancel(name)
+        judgement = judge(
+            ending,
+            self._budget,
+            now=self._now(),
+            jitter=self._context.jitter(),
+            settings=self._settings.restart,
+        )
+        self._budget = judgement.budget
+        self._try_delay_s = judgement.delay_s or 0.0
+        self._respawn_cause = None if ending.planned else exit.cause
+        self._failure = causes.failure_of(judgement, exit, reported)
+        self._apply(judgement.event, exit.reason)
+
+    # -- Transitions ------------------------------------------------------------------------------
+
+    def _fire(self, name: str, ticket: int) -> None:
+        if not self.timers.take(name, ticket):
+            return
+        match name:
+            case "try":
+                self._apply(Event.BACKOFF_ELAPSED)
+            case "drain":
+                self._apply(Event.DRAINED, "the drain timeout passed")
+            case "stop":
+                self._apply(Event.STOP_TIMEOUT)
+            case "report_end":
+                self._blame("start_failed", "it closed its report pipe before it was ready")
+                self._apply(Event.START_FAILED)
+            case "watch":
+                self._watch()
+            case _:
+                raise AssertionError(name)
+
+    def _watch(self) -> None:
+        engine = self.engine
+        if engine is None:
+            return
+        if self.state is State.STARTING:
+            verdict = engine.look_at_load(self._now(), self._settings)
+            if verdict is not None:
+                self._blame("start_timeout", verdict)
+                self._apply(Event.START_TIMEOUT, verdict)
+        elif self.state in (State.READY, State.DRAINING):
+            verdict = engine.look(self._now(), self._settings)
+            if verdict is not None:
+                self._blame("hung", verdict)
+                self._apply(Event.HUNG, verdict)
+        self.timers.set("watch", self._settings.watchdog_interval_s)
+
+    def _blame(self, cause: str, why: str) -> None:
+        """Remember why the engine is about to be ended."""
+        if self.engine is not None:
+            self.engine.fault = (cause, why)
+
+    def _apply(self, event: Event, reason: str = "") -> None:
+        cell = step(self.state, event)
+        if cell is None:
+            return
+        before, self.state = self.state, cell.state
+        wall = self._context.clock.wall()
+        if cell.state is not before:
+            self.since = wall
+        for action in cell.actions:
+            self._act(action)
+        moved = Transition(
+            model=self.spec.id,
+            incarnation=self.incarnations,
+            pid=self.engine.process.pid if self.engine else None,
+            before=before.value,
+            event=event.value,
+            after=cell.state.value,
+            reason=reason,
+            at=wall,
+        )
+        _log_transition(moved)
+        self._tell(moved)
+
+    def _tell(self, event: SlotEvent) -> None:
+        if self._context.on_event is not None:
+            self._context.on_event(event)
+
+    def _tell_load_step(self, engine: Incarnation, loading: wire.Loading) -> None:
+        at = self._context.clock.wall()
+        self._tell(LoadStep(model=self.spec.id, incarnation=engine.number, loading=loading, at=at))
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Action.SPAWN:
+                self._spawn()
+            case Action.DRAIN:
+                self._drain()
+            case Action.TERMINATE:
+                self._end_engine(signal.SIGTERM, self._settings.stop_window_s)
+            case Action.ABORT:
+                self._end_engine(signal.SIGABRT, self._settings.abort_window_s)
+            case Action.KILL:
+                if self.engine is not None:
+                    self.engine.process.send_signal(signal.SIGKILL)
+            case Action.LIMIT_STOP:
+                left = self.timers.left_s("stop")
+                if left is not None:
+                    self.timers.set("stop", self._within_stop(left))
+            case Action.SCHEDULE_TRY:
+                self.timers.set("try", self._try_delay_s)
+            case Action.CANCEL_TRY:
+                self.timers.cancel("try")
+            case Action.FORGET_CRASHES:
+                self._budget = RestartBudget()
+            case Action.REFUSE_WAITERS:
+                self._on_failed()
+            case _:
+                assert_never(action)
+
+    def _spawn(self) -> None:
+        self.incarnations += 1
+        if self._respawn_cause is not None:
+            self.restarts[self._respawn_cause] += 1
+            self._respawn_cause = None
+        self._failure = None
+        self._files = model_fingerprint(self.spec)
+        try:
+            process = EngineProcess.spawn(
+                self._context.command,
+                self.spec,
+                self.incarnations,
+                run_directory=self._context.run_directory,
+                listener=self,
+            )
+        except OSError as error:
+            reason = f"it could not be spawned: {error.strerror}"
+            self._post(partial(self._spawn_failed, self.incarnations, reason))
+            return
+        self.engine = Incarnation(process, self._now())
+        self.timers.set("watch", self._settings.watchdog_interval_s)
+
+    def _drain(self) -> None:
+        limit = self._drain_s
+        if self.stop_by is not None:
+            # Half of what a short shutdown has is left for the engine's own end.
+            left = self.stop_by - self._now()
+            limit = left - min(self._settings.stop_window_s, left / 2)
+        self.timers.set("drain", limit)
+        if self.engine is None or not self.engine.leases:
+            self._post(partial(self._apply, Event.DRAINED))
+
+    def _end_engine(self, number: signal.Signals, window_s: float) -> None:
+        self.timers.cancel("drain")
+        self.timers.set("stop", self._within_stop(window_s))
+        if self.engine is not None:
+            self.engine.planned = number is signal.SIGTERM
+            self.engine.process.send_signal(number)
+
+    def _within_stop(self, window_s: float) -> float:
+        """A window before SIGKILL, as long as a shutdown leaves it."""
+        return window_s if self.stop_by is None else min(window_s, self.stop_by - self._now())
+
+
+def _log_transition(moved: Transition) -> None:
+    log_event(
+        "model.moved",
+        model=moved.model,
+        before=moved.before,
+        after=moved.after,
+        cause=moved.event,
+        incarnation=moved.incarnation,
+        pid=moved.pid,
+        reason=moved.reason or None,
+    )

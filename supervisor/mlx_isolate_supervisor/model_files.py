@@ -1,0 +1,54 @@
+"""A cheap fingerprint of a model's files, to see whether a model that cannot work was repaired.
+
+Names, sizes and times only; nothing is read. Not the cache's fingerprint, which knows contents.
+"""
+
+import os
+from pathlib import Path
+
+from mlx_isolate_supervisor.config import ModelSpec
+
+# Entries looked at; a folder with more is judged by its first ones.
+ENTRIES_MAX = 512
+
+Fingerprint = tuple[tuple[str, int, int], ...]
+
+
+def _hub_folder(repo: str) -> Path:
+    """Where huggingface_hub keeps a repo, by the variables it honours."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(cache) / ("models--" + repo.replace("/", "--"))
+
+
+def _roots(spec: ModelSpec) -> list[Path]:
+    named = [spec.model, spec.engine.adapter_path, spec.engine.draft_model]
+    named.append(spec.engine.chat_template)
+    roots: list[Path] = []
+    for name in named:
+        if not name or "\n" in name or len(name) > 1024:
+            continue
+        path = Path(name)
+        roots.append(path if path.is_absolute() or path.exists() else _hub_folder(name))
+    return roots
+
+
+def _entry(path: Path) -> tuple[str, int, int]:
+    try:
+        facts = path.stat()
+    except OSError:
+        return (str(path), -1, -1)
+    return (str(path), facts.st_size, facts.st_mtime_ns)
+
+
+def model_fingerprint(spec: ModelSpec) -> Fingerprint:
+    """What the files of `spec` look like now; a path that does not exist has its own look."""
+    entries: list[tuple[str, int, int]] = []
+    for root in _roots(spec):
+        entries.append(_entry(root))
+        for folder, folders, files in os.walk(root):
+            folders.sort()
+            entries += [_entry(Path(folder, name)) for name in sorted(files)]
+            if len(entries) >= ENTRIES_MAX:
+                return tuple(entries[:ENTRIES_MAX])
+    return tuple(entries)

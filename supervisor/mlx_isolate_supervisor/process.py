@@ -1,0 +1,331 @@
+"""One engine process: spawn with its three pipes, output ring, signals, reap; no policy.
+
+Everything runs on the event loop of the main thread: the parent-death signal that engines ask for
+fires when the *thread* that spawned them ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from mlx_isolate_shared import wire
+from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
+from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.logs import log_engine_line, log_event
+from mlx_isolate_supervisor.orphans import (
+    EngineRecord,
+    forget_engine,
+    process_start,
+    record_engine,
+)
+from mlx_isolate_supervisor.pipes import LineSplitter, PipeReader, PipeWriter
+from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.slot_settings import EngineCommand
+
+# Lines of output that are kept of an engine; without a bound a chatty one fills the memory.
+OUTPUT_LINES_MAX = 2000
+# Longer lines of output are cut in pieces of this size.
+OUTPUT_LINE_BYTES_MAX = 4096
+# The end of the report pipe, or a broken connection, announces a death; the process becomes
+# reapable a moment later, so it is asked for often and then ever less.
+_EXIT_POLLS_S = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.05, 0.1, 0.2)
+# How often it is asked for without any hint (a helper process may hold the pipes open).
+_EXIT_POLL_IDLE_S = 0.5
+# What an engine has no use for and must not show in its environment.
+_SECRET_VARIABLES = ("MLX_ISOLATE_API_KEY",)
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process ended: by an exit code or by a signal's name."""
+
+    code: int | None
+    signal: str | None
+
+
+class ProcessListener(Protocol):
+    """Who is told about one engine process; called on the loop, must not block."""
+
+    def on_report(self, process: "EngineProcess", message: wire.Report) -> None:
+        """A report line came."""
+        ...
+
+    def on_report_end(self, process: "EngineProcess") -> None:
+        """The report pipe ended while the process lives."""
+        ...
+
+    def on_exit(self, process: "EngineProcess", exit: Exit) -> None:
+        """The process is reaped; its pipes, socket and record are gone. Called once, last."""
+        ...
+
+
+def describe_status(returncode: int) -> Exit:
+    """`subprocess`'s return code as an Exit."""
+    if returncode >= 0:
+        return Exit(code=returncode, signal=None)
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return Exit(code=None, signal=name)
+
+
+class _Pipes(msgspec.Struct, frozen=True):
+    """Both ends of everything between supervisor and engine: (read, write) each."""
+
+    spec: tuple[int, int]
+    report: tuple[int, int]
+    lifeline: tuple[int, int]
+    output: tuple[int, int]
+
+    @property
+    def ours(self) -> tuple[int, ...]:
+        return (self.spec[1], self.report[0], self.lifeline[1], self.output[0])
+
+    @property
+    def theirs(self) -> tuple[int, ...]:
+        return (self.spec[0], self.report[1], self.lifeline[0], self.output[1])
+
+
+def _open_pipes() -> _Pipes:
+    opened: list[tuple[int, int]] = []
+    try:
+        for _ in range(4):
+            opened.append(os.pipe())
+    except OSError:
+        for pair in opened:
+            _close(*pair)
+        raise
+    return _Pipes(*opened)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _environment(command: EngineCommand, spec: ModelSpec) -> dict[str, str]:
+    environment = {**os.environ, **command.env, **spec.env}
+    for name in _SECRET_VARIABLES:
+        environment.pop(name, None)
+    # Stacks of a crash or of the watchdog's SIGABRT belong in the log, output not in a buffer.
+    environment |= {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+    return environment
+
+
+def _popen(
+    command: EngineCommand, spec: ModelSpec, incarnation: int, pipes: _Pipes
+) -> subprocess.Popen[bytes]:
+    argv = [*command.argv, "--id", spec.id, "--incarnation", str(incarnation)]
+    argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
+    argv += ["--lifeline-fd", str(pipes.lifeline[0])]
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=pipes.output[1],
+        stderr=pipes.output[1],
+        env=_environment(command, spec),
+        pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
+        start_new_session=True,
+    )
+
+
+def _humble(pid: int, nice: int) -> None:
+    """Lower the priority of a fresh child, and spare the disk its core dumps."""
+    with contextlib.suppress(OSError):
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, pid, min(own + nice, 19))
+    if sys.platform == "linux":
+        import resource
+
+        # A hung engine is ended by SIGABRT; a core dump of its weights would take minutes.
+        with contextlib.suppress(OSError):
+            _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
+
+
+class EngineProcess:
+    """A spawned engine. Make one with `EngineProcess.spawn`.
+
+    Attributes:
+        output: its last lines of stdout and stderr, oldest first.
+        failure: the last `failed` line it reported.
+        violations: report lines that were no report (a lying or foreign engine).
+    """
+
+    def __init__(
+        self,
+        popen: subprocess.Popen[bytes],
+        pipes: _Pipes,
+        start: wire.Start,
+        run_directory: RunDirectory,
+        listener: ProcessListener,
+    ) -> None:
+        """Adopt a child; use `spawn`."""
+        self._popen = popen
+        self.pid = popen.pid
+        self.model_id = start.model_id
+        self.incarnation = start.incarnation
+        self.socket_path = start.socket_path
+        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
+        self.failure: wire.Failed | None = None
+        self.violations = 0
+        self._run_directory = run_directory
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[Exit] = self._loop.create_future()
+        self._polls = len(_EXIT_POLLS_S)
+        self._poll_timer = self._loop.call_later(_EXIT_POLL_IDLE_S, self._poll_exit)
+        self._lifeline = pipes.lifeline[1]
+        self._spec = PipeWriter(pipes.spec[1])
+        self._report = PipeReader(
+            pipes.report[0],
+            LineSplitter(PIPE_LINE_BYTES_MAX, "drop"),
+            on_lines=self._hear,
+            on_end=self._report_ended,
+        )
+        self._output = PipeReader(
+            pipes.output[0],
+            LineSplitter(OUTPUT_LINE_BYTES_MAX, "cut"),
+            on_lines=self._keep_output,
+            on_end=self.expect_exit,
+        )
+
+    @classmethod
+    def spawn(
+        cls,
+        command: EngineCommand,
+        spec: ModelSpec,
+        incarnation: int,
+        *,
+        run_directory: RunDirectory,
+        listener: ProcessListener,
+    ) -> "EngineProcess":
+        """Start a child in its own session and send it its whole configuration.
+
+        Raises:
+            OSError: it cannot be started (no such program, no memory, no descriptors).
+        """
+        start = wire.Start(
+            model_id=spec.id,
+            model=spec.model,
+            incarnation=incarnation,
+            socket_path=str(run_directory.new_socket_path()),
+            cache_home=command.cache_home,
+            log_level=command.log_level,
+            settings=spec.engine,
+        )
+        pipes = _open_pipes()
+        try:
+            popen = _popen(command, spec, incarnation, pipes)
+        except BaseException:
+            _close(*pipes.ours)
+            raise
+        finally:
+            _close(*pipes.theirs)
+        process = cls(popen, pipes, start, run_directory, listener)
+        _humble(popen.pid, command.nice)
+        process._record()
+        process._spec.send(wire.encode_line(start))
+        return process
+
+    def _record(self) -> None:
+        started = process_start(self.pid)
+        if started is not None:
+            record = EngineRecord(
+                pid=self.pid,
+                started=started,
+                model=self.model_id,
+                incarnation=self.incarnation,
+                socket_path=self.socket_path,
+            )
+            record_engine(self._run_directory.path, record)
+
+    def _hear(self, lines: list[bytes]) -> None:
+        for line in lines:
+            try:
+                message = wire.decode_report(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._note_violation()
+                continue
+            if isinstance(message, wire.Failed):
+                self.failure = message
+            self._listener.on_report(self, message)
+
+    def _note_violation(self) -> None:
+        self.violations += 1
+        if self.violations == 1:
+            log_event("engine.bad_report", model=self.model_id, incarnation=self.incarnation)
+
+    def _keep_output(self, lines: list[bytes]) -> None:
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\r")
+            self.output.append(text)
+            log_engine_line(self.model_id, self.incarnation, text)
+
+    def _report_ended(self) -> None:
+        self.expect_exit()
+        self._listener.on_report_end(self)
+
+    def expect_exit(self) -> None:
+        """Something announced a death: look for it closely for a while."""
+        if not self._exited.done():
+            self._polls = 0
+            self._poll_exit()
+
+    def _poll_exit(self) -> None:
+        self._poll_timer.cancel()
+        returncode = self._popen.poll()
+        if returncode is not None:
+            self._settle(describe_status(returncode))
+            return
+        delay = _EXIT_POLL_IDLE_S
+        if self._polls < len(_EXIT_POLLS_S):
+            delay = _EXIT_POLLS_S[self._polls]
+            self._polls += 1
+        self._poll_timer = self._loop.call_later(delay, self._poll_exit)
+
+    def _settle(self, exit: Exit) -> None:
+        """The process is reaped: end its helpers, take what it still said, leave nothing behind."""
+        if self._exited.done():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._exited.set_result(exit)
+        self._report.close()
+        self._output.close()
+        self._spec.close()
+        os.close(self._lifeline)
+        Path(self.socket_path).unlink(missing_ok=True)
+        forget_engine(self._run_directory.path, self.pid)
+        self._listener.on_exit(self, exit)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the process is reaped."""
+        return self._exited.done()
+
+    async def wait_exit(self) -> Exit:
+        """Wait until the process is reaped. Cancelling the wait does no harm."""
+        return await asyncio.shield(self._exited)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the engine, if it still lives, and wake it: a stopped process hears nothing.
+
+        The whole session gets it, so that a launcher's real engine hears it too.
+        """
+        if self._popen.poll() is not None:
+            self.expect_exit()
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)
+        if number is signal.SIGKILL:
+            self.expect_exit()

@@ -1,0 +1,273 @@
+"""One model to everybody else: its mailbox, its task, its queue of requests.
+
+Everything that can happen to a slot is a message in its mailbox, and one task handles them one
+after the other; nothing else changes a slot or its machine. Implements `lease.Admission`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from mlx_isolate_shared.errors import CapacityError
+from mlx_isolate_supervisor import causes
+from mlx_isolate_supervisor.admission import SlotLease, Waiter, WaitingLine
+from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.incarnation import Incarnation
+from mlx_isolate_supervisor.lease import Lease, Outcome
+from mlx_isolate_supervisor.lifecycle import State
+from mlx_isolate_supervisor.logs import log_failure
+from mlx_isolate_supervisor.machine import Machine, SlotContext
+from mlx_isolate_supervisor.status import ModelStatus
+
+# Not yet (False), now (True), or never (the reason).
+Condition = Callable[[], bool | CapacityError]
+
+
+class Slot:
+    """One model's slot. Call `start` on the event loop before anything else."""
+
+    def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
+        self._settings = context.settings
+        self._now = context.clock.monotonic
+        self._mailbox: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
+        self._line = WaitingLine()
+        self._machine = Machine(
+            spec, context, post=self._mailbox.put_nowait, on_failed=self._refuse_failed
+        )
+
+    def __repr__(self) -> str:
+        """Id, state, engine and who waits."""
+        machine = self._machine
+        engine = "no engine" if machine.engine is None else repr(machine.engine)
+        return f"<Slot {machine.spec.id} {machine.state} {engine} waiting={len(self._line)}>"
+
+    # -- What others ask for: each posts a message, and awaits its outcome ------------------------
+
+    @property
+    def model_id(self) -> str:
+        """The id that clients use."""
+        return self._machine.spec.id
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The configuration in force."""
+        return self._machine.spec
+
+    def start(self) -> None:
+        """Start the slot's task; the model stays down until something wants it."""
+        self._task = asyncio.create_task(self._run(), name=f"slot {self.model_id}")
+
+    def want_up(self) -> None:
+        """Load the model, if it is down; does not wait."""
+        self._post(self._machine.want_up)
+
+    async def admit(self, request_id: str) -> Lease:
+        """Wait in line for a ready engine with a free place; see `lease.Admission`."""
+        waiter = Waiter(request_id)
+        self._post(partial(self._arrive, waiter))
+        try:
+            return await waiter.wait_place()
+        except asyncio.CancelledError:
+            self._post(partial(self._line.leave, waiter))
+            raise
+
+    async def ensure_ready(self, timeout_s: float) -> None:
+        """Want the model up, and wait until it is READY.
+
+        Raises:
+            CapacityError: 503 with the cause when it fails, or when `timeout_s` has passed.
+        """
+        self._post(self._machine.want_up)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(self._is_ready)
+        except TimeoutError:
+            raise self._waited_in_vain() from None
+
+    async def unload(self, drain_timeout_s: float | None = None) -> None:
+        """Drain, stop, and stay down until wanted again; returns when the engine is gone.
+
+        Requests that wait in line stay there, and bring up another engine.
+        """
+        machine, number = self._machine, self._machine.incarnations
+        self._post(partial(machine.want_down, drain_timeout_s))
+        await self._until(lambda: machine.engine is None or machine.engine.number > number)
+
+    async def reload(self, spec: ModelSpec | None = None) -> None:
+        """Drain and replace the engine (by one with `spec`); returns once that is settled.
+
+        A model that is down only takes the new configuration.
+        """
+        number = self._machine.incarnations
+        self._post(partial(self._machine.change_spec, spec))
+        await self._until(lambda: self._is_settled_after(number))
+
+    def reset(self) -> None:
+        """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
+        self._post(partial(self._machine.reset, "it was reset"))
+
+    async def stop(self, limit_s: float) -> None:
+        """Refuse who waits, drain, and stop for good within `limit_s`."""
+        self._post(partial(self._shut_down, self._now() + limit_s))
+        await self._until(lambda: self._machine.state is State.STOPPED)
+        self._machine.timers.cancel_all()
+        if self._task is not None:
+            self._task.cancel()
+
+    def cut(self) -> None:
+        """Hurry a running `stop`: kill what is left."""
+        self._post(self._machine.cut)
+
+    @property
+    def output(self) -> tuple[str, ...]:
+        """The running engine's last lines of output; without one, the tail of the last."""
+        machine = self._machine
+        if machine.engine is not None:
+            return tuple(machine.engine.process.output)
+        return () if machine.last_exit is None else machine.last_exit.stderr_tail
+
+    def status(self) -> ModelStatus:
+        """A snapshot from memory."""
+        machine, engine = self._machine, self._machine.engine
+        return ModelStatus(
+            id=machine.spec.id,
+            aliases=machine.spec.aliases,
+            desired="up" if machine.wanted else "down",
+            state=machine.state.value,
+            pid=engine.process.pid if engine else None,
+            incarnation=machine.incarnations,
+            socket=engine.socket_path if engine else None,
+            since=machine.since,
+            restarts=machine.restarts.total(),
+            restarts_by_cause=dict(machine.restarts),
+            last_exit=machine.last_exit,
+            active=len(engine.leases) if engine else 0,
+            queued=len(self._line),
+            load_s=engine.load_s if engine else None,
+            memory_bytes=engine.memory[0] if engine and engine.memory else None,
+            memory_kind=engine.memory[1] if engine and engine.memory else None,
+            facts=engine.facts if engine else None,
+            loading=engine.loading if engine else None,
+            progress=engine.progress if engine else None,
+            failure=machine.failure,
+            next_try_s=machine.next_try_s if machine.state is State.BACKOFF else None,
+        )
+
+    # -- The task ---------------------------------------------------------------------------------
+
+    def _post(self, message: Callable[[], object]) -> None:
+        self._mailbox.put_nowait(message)
+
+    async def _run(self) -> None:
+        while True:
+            message = await self._mailbox.get()
+            try:
+                message()
+                self._settle()
+            except Exception as error:  # noqa: BLE001
+                # A bug; the slot goes on, since the front end must not die of one model.
+                log_failure("slot.message_failed", error, model=self.model_id)
+
+    def _settle(self) -> None:
+        """What holds after every message: nobody waits for nothing, free places are given."""
+        if self._machine.state is State.STOPPED and len(self._line):
+            self._machine.want_up()
+        self._grant()
+        for entry in tuple(self._conditions):
+            condition, future = entry
+            verdict = False if future.done() else condition()
+            if isinstance(verdict, CapacityError):
+                future.set_exception(verdict)
+            elif verdict:
+                future.set_result(None)
+            if future.done():
+                self._conditions.remove(entry)
+
+    async def _until(self, condition: Condition) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._post(partial(self._conditions.append, (condition, future)))
+        await future
+
+    def _is_ready(self) -> bool | CapacityError:
+        if self._machine.stop_by is not None:
+            return causes.shutting_down()
+        if self._machine.state is State.FAILED:
+            return self._machine.failed_error()
+        return self._machine.state is State.READY
+
+    def _is_settled_after(self, number: int) -> bool:
+        if self._machine.state in (State.READY, State.FAILED):
+            return self._machine.incarnations > number
+        return self._machine.state is State.STOPPED
+
+    def _shut_down(self, stop_by: float) -> None:
+        self._line.refuse_all(causes.shutting_down)
+        self._machine.shut_down(stop_by)
+
+    # -- Requests ---------------------------------------------------------------------------------
+
+    def _arrive(self, waiter: Waiter) -> None:
+        if waiter.place.done():
+            return
+        machine = self._machine
+        machine.look_for_repair()
+        if machine.stop_by is not None:
+            self._line.refuse(waiter, causes.shutting_down())
+        elif machine.state is State.FAILED:
+            self._line.refuse(waiter, machine.failed_error())
+        elif len(self._line) >= self._settings.queued_requests_max and not self._has_place():
+            self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
+        else:
+            expire = partial(self._post, partial(self._expire, waiter))
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
+            self._line.join(waiter)
+            machine.want_up()
+
+    def _expire(self, waiter: Waiter) -> None:
+        self._line.refuse(waiter, self._waited_in_vain())
+
+    def _has_place(self) -> bool:
+        engine = self._machine.engine
+        return (
+            self._machine.state is State.READY
+            and engine is not None
+            and len(engine.leases) < self.spec.places
+        )
+
+    def _grant(self) -> None:
+        while self._has_place() and (engine := self._machine.engine) is not None:
+            lease = self._line.grant_first(partial(self._make_lease, engine))
+            if lease is None:
+                return
+            engine.leases.add(lease)
+
+    def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
+        def release(lease: SlotLease, outcome: Outcome) -> None:
+            self._post(partial(self._give_back, engine, lease, outcome))
+
+        return SlotLease(engine, waiter.request_id, release)
+
+    def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
+        engine.leases.discard(lease)
+        if outcome == "answered":
+            self._machine.note_completion(engine)
+        self._machine.note_free(engine)
+
+    def _refuse_failed(self) -> None:
+        self._line.refuse_all(self._machine.failed_error)
+
+    def _waited_in_vain(self) -> CapacityError:
+        machine = self._machine
+        retry_after_s = machine.next_try_s or 1.0
+        if machine.state is State.READY:
+            cause = f"all {self.spec.places} places are taken"
+        elif machine.last_exit is not None and machine.state in (State.STARTING, State.BACKOFF):
+            cause = (
+                f"the engine is {machine.state}, and of its last one: {machine.last_exit.reason}"
+            )
+        else:
+            cause = f"the engine is {machine.state}"
+        return causes.waited_in_vain(self.model_id, cause, retry_after_s)

@@ -1,0 +1,54 @@
+"""Named timers of one task: setting one replaces it, and one that was cancelled never acts.
+
+A timer that fires only puts its message into the task's mailbox; between firing and handling it
+may have been cancelled or set anew, so the handler asks `take` whether it still counts.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Timers:
+    """Timers by name, for one mailbox.
+
+    Args:
+        on_fire: puts (name, ticket) into the mailbox.
+    """
+
+    def __init__(self, on_fire: Callable[[str, int], None]) -> None:
+        self._on_fire = on_fire
+        self._tickets: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        self._count = 0
+
+    def set(self, name: str, delay_s: float) -> None:
+        """Fire `name` once after `delay_s`, instead of an earlier setting."""
+        self.cancel(name)
+        self._count += 1
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(max(0.0, delay_s), self._on_fire, name, self._count)
+        self._tickets[name] = (self._count, handle)
+
+    def cancel(self, name: str) -> None:
+        """Forget `name`, whether it is set, fired or neither."""
+        if (found := self._tickets.pop(name, None)) is not None:
+            found[1].cancel()
+
+    def cancel_all(self) -> None:
+        """Forget all of them."""
+        for name in tuple(self._tickets):
+            self.cancel(name)
+
+    def take(self, name: str, ticket: int) -> bool:
+        """Whether the firing with `ticket` still counts; it counts once."""
+        found = self._tickets.get(name)
+        if found is None or found[0] != ticket:
+            return False
+        del self._tickets[name]
+        return True
+
+    def left_s(self, name: str) -> float | None:
+        """Time until `name` fires, None if it is not set."""
+        found = self._tickets.get(name)
+        if found is None:
+            return None
+        return max(0.0, found[1].when() - asyncio.get_running_loop().time())
