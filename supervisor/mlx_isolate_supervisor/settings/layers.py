@@ -12,6 +12,7 @@ from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec, ServeSettings
 from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, FLAGS, Flag
+from mlx_isolate_supervisor.settings.models import check_unique
 from mlx_isolate_supervisor.settings.quantities import Share
 
 # Read elsewhere, or by the client commands.
@@ -94,6 +95,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
     api_key_file = daemon.pop("api_key_file", None)
     daemon = _shares(daemon, machine, "")
     models = _command_line_models(layers, engine) + _file_models(layers.file, engine, machine)
+    check_unique([name for model in models for name in (model.id, *model.aliases)])
     groups = layers.file.groups if layers.file else ()
     settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
     return Resolved(

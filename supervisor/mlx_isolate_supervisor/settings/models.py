@@ -57,6 +57,17 @@ def locate_model(text: str, folder: Path | None = None) -> str:
     )
 
 
+def locate_model_of_file(text: str, folder: Path) -> str:
+    """As `locate_model`, for a configuration file: a missing folder is no error.
+
+    It is the engine's to find out, so that the folder can be repaired while the daemon runs.
+    """
+    try:
+        return locate_model(text, folder)
+    except ConfigError:
+        return str((folder / Path(text).expanduser()).absolute())
+
+
 def check_demo(installed: Installed = is_installed) -> None:
     """Refuse to start `demo` where its package is missing.
 
