@@ -29,7 +29,7 @@ LINE_CHARACTERS_MAX = 4096
 FILE_BYTES_MAX = 10_000_000
 FILES_KEPT = 5
 
-_log = logging.getLogger("mlx_isolate")
+_log = logging.getLogger("mlx_isolate_supervisor")
 
 
 def log_event(event: str, /, level: int = logging.INFO, **fields: object) -> None:
@@ -74,7 +74,7 @@ class EventFormatter(logging.Formatter):
         """One line, or several where a traceback follows."""
         stamp = time.strftime(self._pattern, time.localtime(record.created))
         facts: dict[str, object] = getattr(record, "facts", {})
-        event: str = getattr(record, "event", "") or f"{record.name}: {record.getMessage()}"
+        event: str = getattr(record, "event", "") or record.getMessage()
         if event == "engine.line":
             shown = f" {facts['model']}#{facts['incarnation']} | {facts['line']}"
         else:
@@ -104,6 +104,12 @@ class LogBook(logging.Handler):
         self._by_model: dict[str, deque[Entry]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ended = False
+
+    def end(self) -> None:
+        """Let every follower finish; for a shutdown."""
+        self._is_ended = True
+        self._wake()
 
     def track(self, models: Iterable[str]) -> None:
         """Keep a page of its own for each of `models`; others appear in the whole only."""
@@ -147,7 +153,7 @@ class LogBook(logging.Handler):
         if page:
             seen = page[-1].number
             yield [entry.text for entry in page[max(0, len(page) - count) :]]
-        while True:
+        while not self._is_ended:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.add(waiter)
             try:
@@ -189,6 +195,11 @@ class Logs(msgspec.Struct, frozen=True):
     book: LogBook
     console: ConsoleHandler
     file: Path | None
+
+    def show_on_terminal(self) -> None:
+        """Leave only warnings on the console, unless debugging."""
+        if not _log.isEnabledFor(logging.DEBUG):
+            self.console.setLevel(logging.WARNING)
 
 
 def log_folder() -> Path:

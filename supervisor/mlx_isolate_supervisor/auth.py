@@ -1,0 +1,69 @@
+"""API keys: who may call, decided in constant time before anything is read."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from mlx_isolate_shared.errors import RequestError
+
+# Probes of monitors and service managers carry no key and learn nothing but up or down.
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+
+
+class KeyRing:
+    """The keys that open this server; only their digests are kept.
+
+    Args:
+        keys: any of them is right; none = no key is needed.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = tuple(_digest(key) for key in keys)
+
+    def accepts(self, authorization: str | None, x_api_key: str | None) -> bool:
+        """Whether a request with these headers may pass.
+
+        Every offered key is compared with every known one, whatever matched before, so that the
+        time tells nothing.
+        """
+        if not self._digests:
+            return True
+        offered = [x_api_key] if x_api_key is not None else []
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() == "bearer":
+            offered.append(token.strip())
+        matches = [
+            hmac.compare_digest(_digest(key), digest) for key in offered for digest in self._digests
+        ]
+        return any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def install_keys(app: web.Application, keys: Sequence[str]) -> None:
+    """Guard every path of `app` but the probes; call after the edge has been installed."""
+    if not keys:
+        return
+    ring = KeyRing(keys)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what carries no right key."""
+        headers = request.headers
+        if request.path not in OPEN_PATHS and not ring.accepts(
+            headers.get("Authorization"), headers.get("x-api-key")
+        ):
+            raise RequestError(
+                "A valid API key is needed, as a bearer token or in x-api-key.",
+                status=401,
+                code="invalid_api_key",
+                type="authentication_error",
+            )
+        return await handler(request)
+
+    app.middlewares.append(check)

@@ -1,0 +1,1 @@
+"""The subcommands of `mlx-isolate`, one file each."""

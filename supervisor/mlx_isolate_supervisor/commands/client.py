@@ -1,0 +1,122 @@
+"""A running daemon as the client commands see it: one HTTP request at a time."""
+
+import argparse
+import http.client
+import os
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import msgspec
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.commands.errors import CommandError
+
+# Status pages are answered from memory, so a daemon that needs longer is not well.
+ANSWER_TIMEOUT_S = 10.0
+
+
+class _ErrorObject(msgspec.Struct):
+    message: str
+
+
+class _Envelope(msgspec.Struct):
+    error: _ErrorObject
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --url and --api-key, which every command that talks to a daemon takes."""
+    parser.add_argument(
+        "--url",
+        default=None,
+        help="address of the daemon (MLX_ISOLATE_URL; default http://127.0.0.1:8080)",
+    )
+    parser.add_argument("--api-key", default=None, help="key to send (MLX_ISOLATE_API_KEY)")
+
+
+def daemon_of(args: argparse.Namespace) -> "Daemon":
+    """The daemon that --url, the environment or the default address names."""
+    port = os.environ.get("MLX_ISOLATE_PORT", "8080")
+    url = args.url or os.environ.get("MLX_ISOLATE_URL") or f"http://127.0.0.1:{port}"
+    keys = args.api_key or os.environ.get("MLX_ISOLATE_API_KEY") or ""
+    return Daemon(url, keys.split(",")[0].strip() or None)
+
+
+class Daemon:
+    """Requests to one daemon.
+
+    Args:
+        url: `http://host:port`, a path in front of ours allowed.
+        api_key: sent as a bearer token.
+
+    Raises:
+        ConfigError: `url` is not an http address.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url: {url!r} is not an address such as http://127.0.0.1:8080.")
+        self.url = url
+        self.host = parts.hostname
+        self._port = parts.port
+        self._secure = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET.
+
+        Raises:
+            CommandError: no answer, or an answer that is an error.
+        """
+        with self._open("GET", path, None, ANSWER_TIMEOUT_S) as answer:
+            return answer.read()
+
+    def post(self, path: str, body: object) -> bytes:
+        """The body of a POST of `body` as JSON; waits for as long as the daemon takes.
+
+        Raises:
+            CommandError: no answer, or an answer that is an error.
+        """
+        with self._open("POST", path, msgspec.json.encode(body), None) as answer:
+            return answer.read()
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of a GET that may never end, as they come.
+
+        Raises:
+            CommandError: no answer, or an answer that is an error.
+        """
+        with self._open("GET", path, None, None) as answer:
+            while line := answer.readline():
+                yield line.decode("utf-8", "replace").rstrip("\n")
+
+    def _open(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None
+    ) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self.host, self._port, timeout=timeout_s)
+        headers = {**self._headers, "Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, self._prefix + path, body, headers)
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            reason = getattr(error, "strerror", None) or "no proper answer"
+            raise CommandError(
+                f"no daemon answers at {self.url} ({reason}); start one with: mlx-isolate serve"
+            ) from error
+        if answer.status >= 400:
+            message = _error_message(answer.read())
+            connection.close()
+            raise CommandError(message or f"the daemon answered {answer.status} to {path}")
+        return answer
+
+
+def _error_message(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_Envelope).error.message
+    except msgspec.DecodeError:
+        return None

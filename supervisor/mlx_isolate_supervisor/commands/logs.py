@@ -1,0 +1,34 @@
+"""`mlx-isolate logs`: what a running daemon or one of its engines logged."""
+
+import argparse
+from urllib.parse import quote, urlencode
+
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+
+DEFAULT_LINES = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, -f, -n and the daemon's address."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="only what concerns this model")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=DEFAULT_LINES, help="how many (default %(default)s)"
+    )
+    add_client_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the lines."""
+    daemon = daemon_of(args)
+    query = {"lines": str(max(0, args.lines))}
+    if args.follow:
+        place = f"/logs/stream/{quote(args.model)}" if args.model else "/logs/stream"
+        for line in daemon.lines(f"{place}?{urlencode(query)}"):
+            print(line, flush=True)
+        return exit_codes.OK
+    if args.model:
+        query["model"] = args.model
+    print(daemon.get(f"/logs?{urlencode(query)}").decode("utf-8", "replace"), end="")
+    return exit_codes.OK

@@ -1,0 +1,180 @@
+"""`mlx-isolate serve`: gather the settings, then be the daemon."""
+
+import argparse
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
+from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
+from mlx_isolate_supervisor.settings.models import DEMO, check_demo, name_models
+
+if TYPE_CHECKING:
+    from mlx_isolate_supervisor.slot_settings import EngineCommand
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and every flag of the table."""
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="a folder, a hub repo id, or 'demo' (the default); each is an engine of its own",
+    )
+    parser.add_argument(
+        "--model",
+        dest="more_models",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="the same, as mlx-lm spells it",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        dest="served_names",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name to serve a model by; once per model, in their order",
+    )
+    for flag in FLAGS:
+        _add_flag(parser, flag)
+
+
+def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    help = f"{flag.help} ({flag.variable})".replace("%", "%%")
+    if flag.is_switch:
+        action = argparse.BooleanOptionalAction
+        parser.add_argument(
+            flag.name, dest=flag.name, action=action, default=argparse.SUPPRESS, help=help
+        )
+    elif flag.several:
+        parser.add_argument(
+            flag.name,
+            dest=flag.name,
+            action="append",
+            default=argparse.SUPPRESS,
+            metavar=flag.metavar,
+            help=help,
+        )
+    else:
+        parser.add_argument(
+            flag.name, dest=flag.name, default=argparse.SUPPRESS, metavar=flag.metavar, help=help
+        )
+
+
+def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
+    """Serve until a signal; the exit status.
+
+    Raises:
+        ConfigError: it cannot start as configured.
+    """
+    resolved = settings_of(args)
+    from mlx_isolate_supervisor.app import run_daemon
+
+    return run_daemon(resolved, engine)
+
+
+def settings_of(args: argparse.Namespace) -> Resolved:
+    """The settings that a parsed command line, the environment and the file come to.
+
+    Raises:
+        ConfigError: naming the field and the remedy.
+    """
+    flags = _typed_flags(args)
+    file = _read_file(flags)
+    typed = [*args.models, *args.more_models]
+    is_silent = not typed and not args.served_names
+    # Without any model the demo is served; a file with models is not "without".
+    models = () if is_silent and file and file.models else name_models(typed, args.served_names)
+    layers = Layers(flags=flags, environment=os.environ, models=models, file=file)
+    resolved = resolve(layers, this_machine())
+    if any(model.model == DEMO for model in resolved.settings.models):
+        check_demo()
+    settings = _with_keys(resolved.settings, resolved.api_key_file)
+    check_exposure(settings)
+    return msgspec.structs.replace(resolved, settings=settings)
+
+
+def _read_file(flags: Mapping[str, str | Sequence[str]]) -> FileLayer | None:
+    named = flags.get("--config") or os.environ.get("MLX_ISOLATE_CONFIG")
+    if not named:
+        return None
+    # Imported late: a YAML reader costs start-up time that most starts do not need.
+    from mlx_isolate_supervisor.settings.file import read_file
+
+    return read_file(Path(str(named)).expanduser(), os.environ)
+
+
+def _typed_flags(args: argparse.Namespace) -> dict[str, str | Sequence[str]]:
+    given = vars(args)
+    typed: dict[str, str | Sequence[str]] = {}
+    for flag in FLAGS:
+        if flag.name not in given:
+            continue
+        value = given[flag.name]
+        if flag.is_switch:
+            typed[flag.name] = "true" if value else "false"
+        elif flag.several and not flag.secret:
+            typed[flag.name] = [part for text in value for part in text.split(",")]
+        else:
+            typed[flag.name] = value
+    return typed
+
+
+def this_machine() -> Machine:
+    """Totals of this machine's memory and disks."""
+
+    def disk_bytes(folder: str) -> int:
+        path = Path(folder).expanduser().absolute()
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).total
+
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+
+
+def _with_keys(settings: ServeSettings, path: str | None) -> ServeSettings:
+    if path is None:
+        return settings
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"--api-key-file: cannot read {path}: {reason}.") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"--api-key-file: {path} holds no key; write one a line.")
+    return msgspec.structs.replace(settings, api_keys=settings.api_keys + keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that is bound to `host`."""
+    from ipaddress import ip_address
+
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(settings: ServeSettings) -> None:
+    """Refuse to be reachable from other machines without a key.
+
+    Raises:
+        ConfigError: one sentence with the remedy.
+    """
+    if not settings.api_keys and not is_loopback(settings.host):
+        raise ConfigError(
+            f"--host {settings.host} lets other machines in, so an API key is needed; give "
+            "--api-key KEY or --api-key-file FILE, or listen on 127.0.0.1."
+        )

@@ -1,0 +1,68 @@
+"""`mlx-isolate stop`: end the daemon of this machine, as a first SIGTERM does."""
+
+import argparse
+import signal
+import sys
+import time
+
+import msgspec
+
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.serve import is_loopback
+from mlx_isolate_supervisor.status import Status
+
+POLL_S = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --now, --timeout and the daemon's address."""
+    parser.add_argument("--now", action="store_true", help="cut running requests")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="how long to wait for its end (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print pid and outcome as JSON")
+    add_client_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Signal it and wait until it is gone."""
+    daemon = daemon_of(args)
+    if not is_loopback(daemon.host):
+        raise CommandError("stop works on the machine of the daemon only")
+    pid = msgspec.json.decode(daemon.get("/status"), type=Status).supervisor.pid
+    is_gone = _end(pid, cut=args.now, timeout_s=args.timeout)
+    if args.json:
+        print(msgspec.json.encode({"pid": pid, "stopped": is_gone}).decode())
+    elif is_gone:
+        print(f"stopped (pid {pid})")
+    else:
+        print(f"mlx-isolate: pid {pid} still runs; try stop --now", file=sys.stderr)
+    return exit_codes.OK if is_gone else exit_codes.FAILED
+
+
+def _end(pid: int, *, cut: bool, timeout_s: float) -> bool:
+    import psutil
+
+    deadline = time.monotonic() + timeout_s
+    try:
+        process = psutil.Process(pid)
+        process.send_signal(signal.SIGTERM)
+        if cut:
+            # Of another kind: two equal signals may merge while the first is pending.
+            process.send_signal(signal.SIGINT)
+        # is_running compares start times, so that a reused pid does not count as alive.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied as error:
+        raise CommandError(f"pid {pid} belongs to another user") from error
+    return True

@@ -1,0 +1,125 @@
+"""What ps, status, load and the start-up print."""
+
+import io
+
+from mlx_isolate_shared.wire import Loading
+from mlx_isolate_supervisor.commands.control import outcome_line
+from mlx_isolate_supervisor.commands.ps import ps_lines
+from mlx_isolate_supervisor.commands.status import status_lines
+from mlx_isolate_supervisor.commands.tables import paint_states, table
+from mlx_isolate_supervisor.display import (
+    Display,
+    describe_facts,
+    describe_ready,
+    draw_loading,
+)
+from mlx_isolate_supervisor.status import Failure, LastExit
+from tests.fakes.statuses import FACTS, model_status, ready_status, status
+
+KILLED = LastExit(
+    incarnation=1,
+    code=None,
+    signal="SIGKILL",
+    reason="killed by SIGKILL",
+    cause="killed",
+    stderr_tail=("one", "two"),
+    at=1090.0,
+)
+
+
+def test_ps_prints_one_line_a_model() -> None:
+    document = status(ready_status(id="demo", active=2, queued=1), model_status(id="other/model"))
+    assert ps_lines(document, now=1065.0) == [
+        "MODEL        STATE     PID  RUN  ACTIVE  QUEUED  MEMORY  RESTARTS  SINCE",
+        "demo         ready    4711    1       2       1  1.2 GB         0  1m 5s ago",
+        "other/model  stopped     -    0       0       0       -         0  1m 5s ago",
+    ]
+
+
+def test_status_prints_what_a_person_asks_for() -> None:
+    model = ready_status(
+        id="demo",
+        aliases=("d",),
+        incarnation=2,
+        active=1,
+        restarts=1,
+        restarts_by_cause={"killed": 1},
+        last_exit=KILLED,
+    )
+    assert status_lines(status(model), "http://h:1", now=1100.0) == [
+        "supervisor  http://h:1  pid 4700, version 0.1.0, up 1h 2m, 45 MB (pss)",
+        "",
+        "demo (also d)  ready for 1m 40s, wanted up",
+        "  engine 2: pid 4711, 1.2 GB (pss)",
+        "  gemma3_text, 268M parameters, float32, context 32768, cpu with OpenBLAS, loaded in 2.3s",
+        "  requests: 1 running, 0 waiting",
+        "  restarts: 1 (1 killed)",
+        "  last exit: engine 1, SIGKILL, 10s ago: killed by SIGKILL",
+        "    | one",
+        "    | two",
+    ]
+
+
+def test_status_says_why_a_model_has_failed_and_what_comes_next() -> None:
+    failure = Failure(cause="circuit_open", code="crash_loop", message="5 crashes", retry_in_s=12.0)
+    lines = status_lines(status(model_status(state="failed", failure=failure)), "u", now=1000.0)
+    assert "  failed (crash_loop): 5 crashes; next try in 12s" in lines
+
+
+def test_status_shows_how_far_a_load_is() -> None:
+    loading = Loading(stage="download", fraction=0.25, detail="1 of 4 GB")
+    lines = status_lines(status(model_status(state="starting", loading=loading)), "u", now=1000.0)
+    assert "  loading: download 25% 1 of 4 GB" in lines
+
+
+def test_the_outcome_of_a_load_is_one_line() -> None:
+    failure = Failure(cause="cannot_work", code="model_missing", message="no config.json")
+    assert outcome_line(model_status(state="failed", failure=failure)) == (
+        "m: failed: no config.json"
+    )
+    assert outcome_line(model_status()) == "m: stopped"
+    assert outcome_line(ready_status()).startswith("m: ready in 2.3s (gemma3_text")
+
+
+def test_numbers_stand_to_the_right() -> None:
+    assert table(("A", "N"), [("x", "1"), ("yy", "22")], {"N"}) == ["A    N", "x    1", "yy  22"]
+
+
+def test_colours_come_only_where_wanted() -> None:
+    line = "demo  failed  -"
+    assert paint_states(line, False) == line
+    assert paint_states(line, True) == "demo  \x1b[31mfailed\x1b[0m  -"
+
+
+def test_the_ready_line_names_backend_and_blas() -> None:
+    assert describe_ready("demo", 2.34, FACTS) == f"demo: ready in 2.3s ({describe_facts(FACTS)})"
+    assert describe_facts(FACTS).endswith("cpu with OpenBLAS")
+
+
+def test_the_bar_fits_the_terminal() -> None:
+    loading = {"demo": Loading(stage="weights", fraction=0.5, detail="0.5 of 1.0 GB")}
+    whole = draw_loading(loading, columns=200, plain=True)
+    assert whole == f"demo: weights {'#' * 12}{'-' * 12}  50% 0.5 of 1.0 GB"
+    assert draw_loading(loading, columns=20, plain=True) == whole[:19]
+    assert "━" * 12 + "─" * 12 in draw_loading(loading, columns=200, plain=False)
+
+
+def test_without_a_terminal_each_stage_is_one_plain_line() -> None:
+    out = io.StringIO()
+    display = Display(out, None)
+    for step in ("import", "weights", "weights"):
+        display.loading("demo", Loading(stage=step, fraction=0.1))
+    display.loaded("demo")
+    display.line("demo: ready")
+    assert out.getvalue() == "demo: loading (import)\ndemo: loading (weights)\ndemo: ready\n"
+
+
+def test_on_a_terminal_a_line_takes_the_place_of_the_bar() -> None:
+    out = io.StringIO()
+    display = Display(out, out)
+    display.loading("demo", Loading(stage="weights", fraction=0.5))
+    display.loaded("demo")
+    display.line("demo: ready")
+    drawn = out.getvalue()
+    assert "\r\x1b[Kdemo: weights" in drawn
+    assert drawn.endswith("\r\x1b[Kdemo: ready\n")
