@@ -11,6 +11,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.listening import bind
 from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
 from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
 from mlx_isolate_supervisor.settings.models import DEMO, check_demo, name_models
@@ -76,9 +77,15 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
         ConfigError: it cannot start as configured.
     """
     resolved = settings_of(args)
-    from mlx_isolate_supervisor.app import run_daemon
+    sockets = bind(resolved.settings.host, resolved.settings.port)
+    try:
+        # Imported late: a port that is taken is told in a tenth of the time that this takes.
+        from mlx_isolate_supervisor.app import run_daemon
 
-    return run_daemon(resolved, engine)
+        return run_daemon(resolved, sockets, engine)
+    finally:
+        for listener in sockets:
+            listener.close()
 
 
 def settings_of(args: argparse.Namespace) -> Resolved:

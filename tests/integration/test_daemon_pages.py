@@ -1,0 +1,162 @@
+"""The endpoints that the supervisor answers by itself, over a real daemon and fake engines."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.running_daemon import RunningDaemon, fake_model, read_until
+
+STATUS_FIELDS = {
+    "id", "aliases", "desired", "state", "pid", "incarnation", "socket", "since", "restarts",
+    "last_exit", "active", "queued", "load_s", "memory_bytes",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    home = tmp_path_factory.mktemp("pages")
+    models = [str(fake_model(home / name)) for name in ("first", "second")]
+    with RunningDaemon(home / "home", *models) as running:
+        running.wait_state("ready", 0)
+        running.wait_state("ready", 1)
+        yield running
+
+
+def test_status_shows_every_promised_field(daemon: RunningDaemon) -> None:
+    document = daemon.status()
+    own = document["supervisor"]
+    assert own["pid"] == daemon.process.pid
+    assert own["uptime_s"] > 0
+    assert own["version"]
+    first, second = document["models"]
+    assert STATUS_FIELDS <= set(first)
+    assert (first["id"], first["desired"], first["state"]) == ("first", "up", "ready")
+    assert (first["incarnation"], first["restarts"], first["last_exit"]) == (1, 0, None)
+    assert {first["pid"], second["pid"]} <= {engine.pid for engine in daemon.engines()}
+    assert os.path.exists(first["socket"])
+
+
+def test_the_supervisor_is_small_and_starts_with_little_work(daemon: RunningDaemon) -> None:
+    """60 MB and 0.7 s are promised; processor time stands for time, which a busy machine blurs."""
+    assert daemon.status()["supervisor"]["memory_bytes"] <= 60_000_000
+    spent = psutil.Process(daemon.process.pid).cpu_times()
+    assert spent.user + spent.system < 2.0
+
+
+def test_models_are_listed_in_order(daemon: RunningDaemon) -> None:
+    listing = daemon.get("/v1/models")
+    assert [model["id"] for model in listing["data"]] == ["first", "second"]
+    assert daemon.get("/models") == listing
+    assert daemon.get("/v1/models/second")["id"] == "second"
+
+
+def test_an_unknown_model_is_404_and_names_those_there_are(daemon: RunningDaemon) -> None:
+    for answer in (daemon.ask("GET", "/v1/models/nope/nope"), daemon.chat("nope/nope")):
+        assert answer.status == 404
+        error = answer.json()["error"]
+        assert error["code"] == "model_not_found"
+        assert "first" in error["message"]
+        assert "second" in error["message"]
+
+
+def test_a_request_without_a_model_goes_to_the_first(daemon: RunningDaemon) -> None:
+    first = daemon.chat(None, fake={"echo": True}).json()
+    second = daemon.chat("second", fake={"echo": True}).json()
+    assert first != second
+    assert daemon.chat("first").json()["model"] == daemon.chat(None).json()["model"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [("/health", "ok"), ("/livez", "alive"), ("/readyz", "ready")],
+)
+def test_probes_say_up(daemon: RunningDaemon, path: str, word: str) -> None:
+    assert daemon.get(path)["status"] == word
+
+
+def test_running_version_and_root_answer(daemon: RunningDaemon) -> None:
+    running = daemon.get("/running")["running"]
+    assert [model["model"] for model in running] == ["first", "second"]
+    version = daemon.get("/api/version")["version"]
+    assert daemon.get("/") == {"name": "mlx-isolate", "version": version, "status": "/status"}
+    assert daemon.ask("HEAD", "/").status == 200
+
+
+def test_what_does_not_exist_is_a_json_404(daemon: RunningDaemon) -> None:
+    answer = daemon.ask("GET", "/no/such/page")
+    assert answer.status == 404
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    answer = daemon.ask("GET", "/models/load")
+    assert answer.status == 404
+
+
+def test_logs_show_events_and_those_of_one_model(daemon: RunningDaemon) -> None:
+    everything = daemon.ask("GET", "/logs").body.decode()
+    assert " daemon.started " in everything
+    of_first = daemon.ask("GET", "/logs?model=first").body.decode()
+    assert "model=first" in of_first
+    assert "model=second" not in of_first
+    assert len(daemon.ask("GET", "/logs?lines=2").body.decode().splitlines()) == 2
+    assert daemon.ask("GET", "/logs?model=nope").status == 404
+    assert daemon.ask("GET", "/logs?lines=x").status == 400
+
+
+def test_a_log_stream_goes_on_with_new_lines(daemon: RunningDaemon) -> None:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as client:
+        client.sendall(b"GET /logs/stream/first?lines=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"text/plain" in read_until(client, b"\r\n\r\n")
+        assert daemon.ask("POST", "/models/unload", {"model": "first"}).status == 200
+        read_until(client, b"model=first")
+    assert daemon.ask("POST", "/models/load", {"model": "first"}).json()["state"] == "ready"
+
+
+def test_a_model_is_unloaded_loaded_reloaded_and_reset(daemon: RunningDaemon) -> None:
+    pid = daemon.wait_state("ready", 1)["pid"]
+    unloaded = daemon.ask("POST", "/models/unload", {"model": "second"}).json()
+    assert (unloaded["state"], unloaded["desired"], unloaded["pid"]) == ("stopped", "down", None)
+    assert not psutil.pid_exists(pid)
+    loaded = daemon.ask("POST", "/models/load", {"model": "second"}).json()
+    assert (loaded["state"], loaded["incarnation"]) == ("ready", 2)
+    reloaded = daemon.ask("POST", "/models/reload", {"model": "second"}).json()
+    assert (reloaded["state"], reloaded["incarnation"]) == ("ready", 3)
+    reset = daemon.ask("POST", "/models/reset", {"model": "second"})
+    assert (reset.status, reset.json()["state"]) == (200, "ready")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({}, 400), ({"model": 5}, 400), ([], 400), ({"model": "nope"}, 404)],
+)
+def test_a_bad_control_request_is_told(daemon: RunningDaemon, body: object, status: int) -> None:
+    answer = daemon.ask("POST", "/models/load", body)
+    assert answer.status == status
+    assert answer.json()["error"]["message"]
+
+
+def test_pages_are_quick_while_an_engine_stands_still(daemon: RunningDaemon) -> None:
+    """Cases 01 and 21, the supervisor's part."""
+    engine = daemon.wait_state("ready", 1)["pid"]
+    streams = [daemon.stream(model="second", max_tokens=1000) for _ in range(3)]
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        for path in ("/health", "/v1/models", "/status", "/running", "/logs") * 4:
+            began = time.monotonic()
+            assert daemon.ask("GET", path).status == 200
+            assert time.monotonic() - began < 0.2, path
+    finally:
+        os.kill(engine, signal.SIGCONT)
+        for stream in streams:
+            stream.close()
+
+
+def test_an_error_of_a_handler_is_one_envelope_without_a_traceback(daemon: RunningDaemon) -> None:
+    answer = daemon.ask("POST", "/models/load", "x" * 100_000)
+    assert answer.status == 413
+    assert set(answer.json()) == {"error"}
+    assert daemon.get("/livez")["status"] == "alive"
