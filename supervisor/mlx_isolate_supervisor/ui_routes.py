@@ -4,6 +4,8 @@ All are answered from memory; none waits for an engine.
 """
 
 import asyncio
+import os
+import signal
 
 import msgspec
 from aiohttp import web
@@ -20,6 +22,7 @@ STALLED_READER_S = 10.0
 # Bytes that may wait in the transport of one reader before a write waits.
 WRITE_BUFFER_BYTES = 16 * 1024
 REPLAY_MAX = 1024
+CONTROL_BODY_BYTES_MAX = 64 * 1024
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -40,6 +43,7 @@ def add_ui_routes(app: web.Application, watch: Observability, *, metrics: bool =
     app.router.add_get("/history", endpoints.history)
     app.router.add_get("/v1/requests", endpoints.requests)
     app.router.add_post("/v1/requests/{id}/cancel", endpoints.cancel)
+    app.router.add_post("/drill/kill", endpoints.kill)
     if metrics:
         app.router.add_get("/metrics", endpoints.metrics)
 
@@ -52,6 +56,12 @@ def add_ui_routes(app: web.Application, watch: Observability, *, metrics: bool =
 
     app.on_startup.append(start)
     app.on_shutdown.append(end_readers)
+
+
+class KillRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /drill/kill."""
+
+    model: str
 
 
 class _Endpoints:
@@ -97,6 +107,24 @@ class _Endpoints:
         count = self._watch.requests.cancel(request.match_info["id"])
         return _json(msgspec.json.encode({"cancelled": count}))
 
+    async def kill(self, request: web.Request) -> web.Response:
+        """SIGKILL to a model's engine: the button that shows what a crash costs."""
+        asked = _decode(await request.content.read(CONTROL_BODY_BYTES_MAX))
+        model = next((m for m in self._watch.status().models if m.id == asked.model), None)
+        if model is None:
+            raise RequestError("There is no such model.", status=404, code="model_not_found")
+        if model.pid is None:
+            raise RequestError(
+                "This model has no engine to kill.", status=409, code="no_engine", param="model"
+            )
+        # The pid cannot have been given to another process: its parent, the supervisor, reaps
+        # an engine and forgets its pid in the same step.
+        os.kill(model.pid, signal.SIGKILL)
+        self._watch.events.publish(
+            "drill.kill", model=model.id, incarnation=model.incarnation, pid=model.pid
+        )
+        return _json(msgspec.json.encode({"pid": model.pid, "incarnation": model.incarnation}))
+
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
         from mlx_isolate_supervisor import exposition
@@ -121,6 +149,13 @@ async def _copy(reader: EventReader, response: web.StreamResponse) -> bool:
     except ConnectionError:
         pass  # the client has gone
     return True
+
+
+def _decode(body: bytes) -> KillRequest:
+    try:
+        return msgspec.json.decode(body, type=KillRequest)
+    except msgspec.DecodeError:
+        raise RequestError('The body must be JSON such as {"model": "…"}.', param="model") from None
 
 
 def _whole_number(request: web.Request, name: str, most: int) -> int:

@@ -1,0 +1,192 @@
+// The page's connection: follows /events, polls /status and /history, survives restarts and sleep.
+
+import { ask, getJson, serverEvents } from "./api.js";
+
+const STATUS_MS = 1000;
+const HIDDEN_STATUS_MS = 15000;
+const HISTORY_MS = 5000;
+const HISTORY_KEPT_S = 3700;
+const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000];
+// The server writes a comment every 15 s; a stream that is silent for longer is dead, whatever the
+// network stack believes (a laptop that slept).
+const SILENT_MS = 40000;
+const EVENTS_MAX = 1200;
+
+/** Emits `status`, `event`, `events` (a batch), `history` and `connection`. */
+export class Live extends EventTarget {
+  constructor() {
+    super();
+    this.status = null;
+    this.statusAt = 0;
+    this.events = [];
+    this.history = new Map();
+    this.connection = { state: "connecting", detail: "" };
+    this.lastId = null;
+    this.epoch = null;
+    this.failures = 0;
+    this.newestSample = 0;
+    this.wake = () => {};
+    this.heard = Date.now();
+  }
+
+  start() {
+    this.follow();
+    this.poll();
+    this.pollHistory();
+    setInterval(() => this.check(), 1000);
+    document.addEventListener("visibilitychange", () => document.hidden || this.hurry());
+    window.addEventListener("online", () => this.hurry());
+    window.addEventListener("pageshow", (event) => event.persisted && this.reconnect());
+  }
+
+  /** Something suggests that things changed: look now instead of at the next tick. */
+  hurry() {
+    this.refresh();
+    if (this.connection.state !== "live") this.wake();
+    else if (Date.now() - this.heard > SILENT_MS / 2) this.reconnect();
+  }
+
+  /** Drop the stream and connect again at once. */
+  reconnect() {
+    this.failures = 0;
+    this.abort?.abort();
+    this.wake();
+  }
+
+  check() {
+    const now = Date.now();
+    if (this.connection.state === "live" && now - this.heard > SILENT_MS) this.reconnect();
+    if (this.connection.state === "offline") this.announce("offline");
+  }
+
+  announce(state, detail = this.connection.detail) {
+    this.connection = { state, detail, retryAt: this.retryAt, statusAt: this.statusAt };
+    this.dispatchEvent(new CustomEvent("connection", { detail: this.connection }));
+  }
+
+  async follow() {
+    for (;;) {
+      this.abort = new AbortController();
+      try {
+        const extra = this.lastId ? { "Last-Event-ID": this.lastId } : {};
+        const path = this.lastId ? "events" : "events?replay=600";
+        const response = await ask(path, { signal: this.abort.signal, extra });
+        this.heard = Date.now();
+        this.failures = 0;
+        this.announce("live", "");
+        this.refresh();
+        await this.read(response);
+        throw new Error("The server closed the connection.");
+      } catch (error) {
+        const needsKey = error.status === 401;
+        const wait =
+          BACKOFF_MS[Math.min(this.failures, BACKOFF_MS.length - 1)] * (0.8 + 0.4 * Math.random());
+        this.failures += 1;
+        this.retryAt = Date.now() + wait;
+        this.announce(needsKey ? "locked" : "offline", error.message);
+        await this.pause(needsKey ? 3600000 : wait);
+      }
+    }
+  }
+
+  pause(ms) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  async read(response) {
+    let batch = [];
+    const flush = () => {
+      if (!batch.length) return;
+      const fresh = batch;
+      batch = [];
+      this.events = [...this.events, ...fresh].slice(-EVENTS_MAX);
+      this.dispatchEvent(new CustomEvent("events", { detail: fresh }));
+      if (fresh.some((event) => event.kind.startsWith("engine."))) this.refresh();
+    };
+    let timer = null;
+    for await (const message of serverEvents(response)) {
+      this.heard = Date.now();
+      if (message.comment !== undefined) continue;
+      const data = JSON.parse(message.data);
+      if (message.event === "hello") {
+        if (this.epoch && this.epoch !== data.epoch)
+          batch.push(note("page.restarted", "The supervisor was started again."));
+        this.epoch = data.epoch;
+      } else if (message.event === "gap") {
+        batch.push(note("page.gap", `${data.missed} events were missed while this page was away.`));
+      } else {
+        this.lastId = message.id ?? this.lastId;
+        batch.push(data);
+      }
+      clearTimeout(timer);
+      timer = setTimeout(flush, 30);
+    }
+    flush();
+  }
+
+  async refresh() {
+    if (this.refreshing) {
+      this.again = true;
+      return;
+    }
+    this.refreshing = true;
+    try {
+      const status = await getJson("status");
+      this.status = status;
+      this.statusAt = Date.now();
+      this.dispatchEvent(new CustomEvent("status", { detail: status }));
+    } catch {
+      // The event stream notices by itself; what is shown stays, marked with its age.
+    } finally {
+      this.refreshing = false;
+      if (this.again) {
+        this.again = false;
+        setTimeout(() => this.refresh(), 100);
+      }
+    }
+  }
+
+  async poll() {
+    for (;;) {
+      await new Promise((resolve) =>
+        setTimeout(resolve, document.hidden ? HIDDEN_STATUS_MS : STATUS_MS),
+      );
+      if (this.connection.state === "live") await this.refresh();
+    }
+  }
+
+  async pollHistory() {
+    for (;;) {
+      if (!document.hidden && this.connection.state === "live") await this.fetchHistory();
+      await new Promise((resolve) => setTimeout(resolve, this.newestSample ? HISTORY_MS : 1000));
+    }
+  }
+
+  async fetchHistory() {
+    try {
+      const { fields, models } = await getJson(`history?since=${this.newestSample}`);
+      const oldest = Date.now() / 1000 - HISTORY_KEPT_S;
+      for (const [model, rows] of Object.entries(models)) {
+        const samples = rows.map((row) =>
+          Object.fromEntries(fields.map((field, i) => [field, row[i]])),
+        );
+        const kept = (this.history.get(model) ?? []).filter((sample) => sample.time > oldest);
+        this.history.set(model, [...kept, ...samples]);
+        if (samples.length) this.newestSample = Math.max(this.newestSample, samples.at(-1).time);
+      }
+      this.dispatchEvent(new CustomEvent("history"));
+    } catch {
+      // Tried again at the next tick.
+    }
+  }
+}
+
+function note(kind, reason) {
+  return { kind, reason, time: Date.now() / 1000, model: null, id: null };
+}
