@@ -80,6 +80,7 @@ class ChatBody(Struct, frozen=True, kw_only=True):
     function_call: Any = None
     response_format: ResponseFormatBody | None = None
     chat_template_kwargs: FreeForm | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     audio: Any = None
@@ -144,7 +145,20 @@ def _template_arguments(chat: ChatBody) -> dict[str, Any]:
             )
     if chat.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", chat.reasoning_effort)
+    if chat.continue_final_message:
+        _check_continuation(chat)
+        arguments["continue_final_message"] = True
     return arguments
+
+
+def _check_continuation(chat: ChatBody) -> None:
+    """An answer that goes on has to begin with one: the way back after an engine's death."""
+    last = chat.messages[-1] if chat.messages else None
+    if last is None or last.role != "assistant" or not last.content or last.tool_calls:
+        raise RequestError(
+            "'continue_final_message' needs a last message of the assistant with text.",
+            param="continue_final_message",
+        )
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:
