@@ -17,7 +17,8 @@ class Timers:
 
     def __init__(self, on_fire: Callable[[str, int], None]) -> None:
         self._on_fire = on_fire
-        self._tickets: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        # uvloop's handle of a call due at once has no `when`, so the time is kept beside it.
+        self._tickets: dict[str, tuple[int, asyncio.TimerHandle, float]] = {}
         self._count = 0
 
     def set(self, name: str, delay_s: float) -> None:
@@ -25,8 +26,9 @@ class Timers:
         self.cancel(name)
         self._count += 1
         loop = asyncio.get_running_loop()
-        handle = loop.call_later(max(0.0, delay_s), self._on_fire, name, self._count)
-        self._tickets[name] = (self._count, handle)
+        delay_s = max(0.0, delay_s)
+        handle = loop.call_later(delay_s, self._on_fire, name, self._count)
+        self._tickets[name] = (self._count, handle, loop.time() + delay_s)
 
     def cancel(self, name: str) -> None:
         """Forget `name`, whether it is set, fired or neither."""
@@ -51,4 +53,4 @@ class Timers:
         found = self._tickets.get(name)
         if found is None:
             return None
-        return max(0.0, found[1].when() - asyncio.get_running_loop().time())
+        return max(0.0, found[2] - asyncio.get_running_loop().time())
