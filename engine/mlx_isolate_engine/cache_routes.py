@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from mlx_isolate_engine.exchange import JSON_HEADERS
+from mlx_isolate_engine.answers import JSON_HEADERS
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_shared.wire import CacheFigures
 

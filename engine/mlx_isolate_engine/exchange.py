@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
+from mlx_isolate_engine.answers import JSON_HEADERS, internal_error
 from mlx_isolate_engine.completion.events import CompletionSummary, Event, PrefillProgress
 from mlx_isolate_engine.completion.seam import CompletionService, PreparedCompletion
 from mlx_isolate_engine.event_stream import EventStream
@@ -19,13 +20,7 @@ from mlx_isolate_shared.errors import EngineError, HttpError
 
 log = logging.getLogger("engine.exchange")
 
-JSON_HEADERS = {"Content-Type": "application/json"}
 _Run = Callable[[int, PreparedCompletion], Awaitable[None]]
-
-
-def internal_error() -> EngineError:
-    """What clients are told of a fault that nobody foresaw."""
-    return EngineError("The engine failed to answer.", status=500, code="internal_error")
 
 
 class Exchange:
@@ -93,7 +88,7 @@ class Exchange:
         stream = EventStream(
             self._request, self._headers, self._ping_interval_s, streamer.keepalive
         )
-        answer = _StreamedAnswer(stream, streamer)
+        answer = _StreamedAnswer(stream, streamer, prepared[0].prompt_tokens)
         stream.start_keepalives(prepared[0].prompt_tokens)
         try:
             await _run_all(prepared, answer.run)
@@ -126,10 +121,10 @@ class Exchange:
 class _StreamedAnswer:
     """Carries events of several completions into one stream."""
 
-    def __init__(self, stream: EventStream, streamer: Streamer) -> None:
+    def __init__(self, stream: EventStream, streamer: Streamer, prompt_tokens: int) -> None:
         self._stream = stream
         self._streamer = streamer
-        self._opening: asyncio.Task[None] | None = None
+        self._prompt_tokens = prompt_tokens
         self._has_begun = False
         self._begin_lock = asyncio.Lock()
 
@@ -166,7 +161,7 @@ class _StreamedAnswer:
     async def _begin(self) -> None:
         async with self._begin_lock:
             if not self._has_begun:
-                for chunk in self._streamer.begin():
+                for chunk in self._streamer.begin(self._prompt_tokens):
                     await self._stream.send(chunk)
                 self._has_begun = True
 

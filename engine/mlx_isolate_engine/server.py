@@ -11,19 +11,31 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
+from mlx_isolate_engine.answers import (
+    JSON_HEADERS,
+    ErrorBody,
+    Handler,
+    answer_errors,
+    error_response,
+    json_response,
+    too_large,
+)
 from mlx_isolate_engine.cache_routes import CacheControl, CacheRoutes
 from mlx_isolate_engine.completion.seam import CompletionService
-from mlx_isolate_engine.exchange import JSON_HEADERS, Exchange, internal_error
+from mlx_isolate_engine.exchange import Exchange
 from mlx_isolate_engine.identity import Identity
-from mlx_isolate_engine.protocols import chat, completions
+from mlx_isolate_engine.protocols import anthropic, chat, completions
 from mlx_isolate_engine.protocols.contract import Call, Parse
 from mlx_isolate_engine.protocols.json_body import filter_fields
+from mlx_isolate_engine.protocols.openapi import openapi_document
+from mlx_isolate_engine.protocols.response_store import ResponseStore
+from mlx_isolate_engine.protocols.responses import ResponsesProtocol
+from mlx_isolate_shared.anthropic_error import anthropic_body
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import (
     CapacityError,
@@ -42,10 +54,18 @@ _KEEPALIVE_S = 3600.0
 _BACKLOG = 512
 # After a cut each client gets its error event; one that does not read is not waited for.
 _CUT_S = 1.0
+# Endpoints of OpenAI's API that a model which writes text cannot serve.
+_UNSUPPORTED = {
+    "/v1/embeddings": "make embeddings",
+    "/v1/rerank": "rank documents",
+    "/v1/moderations": "moderate",
+    "/v1/images/generations": "make images",
+    "/v1/images/edits": "edit images",
+    "/v1/audio/speech": "speak",
+    "/v1/audio/transcriptions": "listen",
+    "/v1/audio/translations": "listen",
+}
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_ErrorBody = Callable[[HttpError], bytes]
 
 
 class EngineServer:
@@ -73,6 +93,7 @@ class EngineServer:
         self._identity = identity
         self._settings = settings
         self._on_answered: Callable[[], None] | None = on_answered
+        self._responses = ResponseStore()
         self._active: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,29 +142,37 @@ class EngineServer:
 
     def _application(self) -> web.Application:
         app = web.Application(client_max_size=self._settings.body_bytes_max)
-        app.middlewares.append(_answer_errors)
-        generation: dict[str, tuple[Parse, _ErrorBody]] = {
+        app.middlewares.append(answer_errors)
+        generation: dict[str, tuple[Parse, ErrorBody]] = {
             "/v1/chat/completions": (chat.parse, HttpError.body),
             "/chat/completions": (chat.parse, HttpError.body),
             "/v1/completions": (completions.parse, HttpError.body),
             "/completions": (completions.parse, HttpError.body),
+            "/v1/messages": (anthropic.parse, anthropic_body),
+            "/v1/responses": (ResponsesProtocol(self._responses).parse, HttpError.body),
         }
         for path, (parse, error_body) in generation.items():
             app.router.add_post(path, self._generation_handler(parse, error_body))
+        for path in _UNSUPPORTED:
+            app.router.add_post(path, _unsupported)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        app.router.add_get("/v1/responses/{id}", self._kept_response)
+        app.router.add_delete("/v1/responses/{id}", self._forget_response)
+        app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/health", self._health)
         self._cache_routes.add_to(app)
         return app
 
-    def _generation_handler(self, parse: Parse, error_body: _ErrorBody) -> _Handler:
+    def _generation_handler(self, parse: Parse, error_body: ErrorBody) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             request_id = _request_id(request)
             headers = {"x-request-id": request_id}
             try:
                 return await self._generate(request, parse, request_id, headers)
             except HttpError as error:
-                return _error_response(error, error_body, headers)
+                return error_response(error, error_body, headers)
 
         return handle
 
@@ -155,13 +184,7 @@ class EngineServer:
                 "The engine is stopping.", status=503, code="engine_stopping", retry_after_s=1.0
             )
         body = await self._read_body(request)
-        call = Call(
-            identity=self._identity,
-            request_id=request_id,
-            unique=uuid.uuid4().hex,
-            created=int(time.time()),
-        )
-        wire = parse(body, call)
+        wire = parse(body, self._call(request_id))
         exchange = Exchange(request, wire, headers, self._settings.sse_ping_interval_s)
         self._active.add(exchange)
         self._idle.clear()
@@ -176,20 +199,52 @@ class EngineServer:
             self._on_answered = None
         return response
 
+    def _call(self, request_id: str) -> Call:
+        return Call(
+            identity=self._identity,
+            request_id=request_id,
+            unique=uuid.uuid4().hex,
+            created=int(time.time()),
+        )
+
     async def _read_body(self, request: web.Request) -> bytes:
         limit = self._settings.body_bytes_max
         if (request.content_length or 0) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
-            raise _too_large(limit) from error
+            raise too_large(limit) from error
         except (aiohttp.ClientPayloadError, web.RequestPayloadError) as error:
             raise RequestError("The request body could not be read.") from error
         return filter_fields(body, self._settings.strip_params, self._settings.set_params)
 
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await self._read_body(request)
+            completion = anthropic.parse_count(body, self._call(_request_id(request)))
+            tokens = await self._service.count_tokens(completion)
+        except HttpError as error:
+            return error_response(error, anthropic_body, {})
+        return web.Response(body=anthropic.count_body(tokens), headers=JSON_HEADERS)
+
+    async def _kept_response(self, request: web.Request) -> web.Response:
+        kept = self._responses.get(request.match_info["id"])
+        if kept is None:
+            raise _no_response()
+        return web.Response(body=kept.body, headers=JSON_HEADERS)
+
+    async def _forget_response(self, request: web.Request) -> web.Response:
+        response_id = request.match_info["id"]
+        if not self._responses.remove(response_id):
+            raise _no_response()
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return json_response(openapi_document())
+
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model_object()]})
+        return json_response({"object": "list", "data": [self._model_object()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         if request.match_info["id"] != self._identity.model:
@@ -199,7 +254,7 @@ class EngineServer:
                 code="model_not_found",
                 param="model",
             )
-        return _json(self._model_object())
+        return json_response(self._model_object())
 
     def _model_object(self) -> dict[str, object]:
         facts = self._identity.facts
@@ -214,53 +269,20 @@ class EngineServer:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        return _json({"status": "stopping" if self._is_stopping else "ok"})
+        return json_response({"status": "stopping" if self._is_stopping else "ok"})
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Every error as JSON; what nobody foresaw is a 500 that says nothing of our insides."""
-    try:
-        return await handler(request)
-    except HttpError as error:
-        return _error_response(error, HttpError.body, {})
-    except web.HTTPException as error:
-        return _error_response(_from_aiohttp(error), HttpError.body, _allow(error))
-    except ConnectionError:
-        # The client is gone, which is no error of ours: end as aiohttp's own cancellation does.
-        raise asyncio.CancelledError from None
-    except Exception:
-        log.exception("request.failed path=%s", request.path)
-        return _error_response(internal_error(), HttpError.body, {})
-
-
-def _from_aiohttp(error: web.HTTPException) -> HttpError:
-    messages = {404: "There is no such endpoint.", 405: "This endpoint does not take that method."}
-    message = messages.get(error.status, error.reason)
-    return RequestError(message, status=error.status, code=error.reason.lower().replace(" ", "_"))
-
-
-def _allow(error: web.HTTPException) -> dict[str, str]:
-    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-
-
-def _error_response(
-    error: HttpError, error_body: _ErrorBody, headers: dict[str, str]
-) -> web.Response:
-    return web.Response(
-        status=error.status,
-        body=error_body(error),
-        headers={**JSON_HEADERS, **headers, **error.headers()},
+async def _unsupported(request: web.Request) -> web.StreamResponse:
+    raise RequestError(
+        f"This model cannot {_UNSUPPORTED[request.path]}; it writes text.",
+        code="unsupported_endpoint",
+        param="model",
     )
 
 
-def _json(payload: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(payload), headers=JSON_HEADERS)
-
-
-def _too_large(limit: int) -> RequestError:
+def _no_response() -> RequestError:
     return RequestError(
-        f"The request body is larger than {limit} bytes.", status=413, code="body_too_large"
+        "There is no such response (any more).", status=404, code="response_not_found"
     )
 
 

@@ -373,3 +373,64 @@ def test_connection_is_kept_after_an_answer_and_after_a_refusal() -> None:
                 assert response.status == (200 if body else 400)
 
     run(scenario, content("a"))
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/images/generations"])
+def test_what_the_model_cannot_do_is_said(path: str) -> None:
+    async def scenario(served: Served) -> None:
+        response = await ask(served.path, path, {"input": "x", "model": "m"})
+        assert response.status == 400
+        assert "cannot" in response.json["error"]["message"]
+
+    run(scenario)
+
+
+def test_openapi_document_describes_every_generation_path() -> None:
+    async def scenario(served: Served) -> None:
+        document = (await ask(served.path, "/openapi.json", method="GET")).json
+        assert {CHAT, "/v1/completions", "/v1/messages", "/v1/responses"} <= set(document["paths"])
+        text = json.dumps(document)
+        assert "#/components/schemas/ChatBody" in text
+        assert document["components"]["schemas"]["SamplingBody"]["properties"]["temperature"]
+
+    run(scenario)
+
+
+def test_anthropic_stream_errors_and_count() -> None:
+    async def scenario(served: Served) -> None:
+        body = {**HELLO, "max_tokens": 5}
+        streamed = await ask(served.path, "/v1/messages?beta=true", {**body, "stream": True})
+        assert streamed.chunks[0].startswith(b"event: message_start\n")
+        assert streamed.chunks[-1].startswith(b"event: message_stop\n")
+        assert all(chunk.count(b"data: ") == 1 for chunk in streamed.chunks)
+        refused = await ask(served.path, "/v1/messages", {"max_tokens": 5})
+        assert refused.json["type"] == "error"
+        assert refused.json["error"]["type"] == "invalid_request_error"
+        counted = await ask(served.path, "/v1/messages/count_tokens?beta=true", HELLO)
+        assert counted.json == {"input_tokens": 7}
+
+    run(scenario, content("a"))
+
+
+def test_kept_responses_can_be_read_and_forgotten() -> None:
+    async def scenario(served: Served) -> None:
+        first = (await ask(served.path, "/v1/responses", {"input": "hi"})).json
+        path = f"/v1/responses/{first['id']}"
+        assert (await ask(served.path, path, method="GET")).json == first
+        more = {"input": "more", "previous_response_id": first["id"]}
+        assert (await ask(served.path, "/v1/responses", more)).status == 200
+        assert (await ask(served.path, path, method="DELETE")).json["deleted"] is True
+        assert (await ask(served.path, path, method="GET")).status == 404
+        assert (await ask(served.path, "/v1/responses", more)).status == 400
+
+    run(scenario, content("a"))
+
+
+def test_stream_that_fails_is_not_kept() -> None:
+    async def scenario(served: Served) -> None:
+        response = await ask(served.path, "/v1/responses", {"input": "hi", "stream": True})
+        response_id = response.data[0]["response"]["id"]
+        path = f"/v1/responses/{response_id}"
+        assert (await ask(served.path, path, method="GET")).status == 404
+
+    run(scenario, [*content("a"), EngineError("Failed.", status=500, code="row_failed")])

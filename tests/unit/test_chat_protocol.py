@@ -52,7 +52,7 @@ def refused(**fields: Any) -> RequestError:
 
 def stream(request: chat.ChatRequest, deltas: Sequence[Delta], **ending: Any) -> list[Any]:
     streamer = request.streamer()
-    events = [*streamer.begin()]
+    events = [*streamer.begin(7)]
     for delta in deltas:
         events += streamer.delta(0, delta)
     events += streamer.finish(0, summary(**ending))
@@ -75,7 +75,7 @@ def whole(request: chat.ChatRequest, deltas: Sequence[Delta], **ending: Any) -> 
 def test_stream_is_byte_for_byte_as_documented() -> None:
     streamer = parse_all(stream=True).streamer()
     events = [
-        *streamer.begin(),
+        *streamer.begin(7),
         *streamer.delta(0, ContentDelta(text='é"\n')),
         *streamer.finish(0, summary("length")),
         *streamer.end(),

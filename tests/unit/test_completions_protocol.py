@@ -31,7 +31,7 @@ def transcripts(request: completions.TextRequest, delta: ContentDelta) -> Sequen
 def test_stream_is_byte_for_byte_as_documented() -> None:
     streamer = parse(stream=True).streamer()
     events = [
-        *streamer.begin(),
+        *streamer.begin(7),
         *streamer.delta(0, ContentDelta(text="a")),
         *streamer.finish(0, summary("length")),
         *streamer.end(),

@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_isolate_engine.protocols import chat, completions
+from mlx_isolate_engine.protocols import anthropic, chat, completions
+from mlx_isolate_engine.protocols.anthropic_request import MessagesBody
 from mlx_isolate_engine.protocols.fields import SamplingBody
 from mlx_isolate_engine.protocols.json_body import decode_body, filter_fields
+from mlx_isolate_engine.protocols.response_store import ResponseStore
+from mlx_isolate_engine.protocols.responses import ResponsesProtocol
+from mlx_isolate_engine.protocols.responses_request import ResponsesBody
 from mlx_isolate_shared.errors import RequestError
 from tests.fakes.scripted_service import CALL
 
@@ -85,6 +89,18 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]),
+        "role": ROLE,
+        "content": st.text(max_size=5) | st.lists(PART, max_size=3),
+        "name": st.text(max_size=5),
+        "arguments": st.text(max_size=5),
+        "output": st.text(max_size=5),
+    },
+)
+ITEMS = st.text(max_size=5) | st.lists(ITEM, max_size=3)
 PROMPT = st.sampled_from([[{"role": "user", "content": "hi"}], "p", ["p", 1], [[1, 2]]])
 
 
@@ -96,7 +112,12 @@ def bodies(shape: type[msgspec.Struct]) -> st.SearchStrategy[bytes]:
     names = [*shape.__struct_fields__, *SamplingBody.__struct_fields__, "adapters"]
     some = st.dictionaries(st.sampled_from(names), JSON, max_size=4)
     prompts = st.fixed_dictionaries(
-        {}, optional={"messages": st.lists(MESSAGE, max_size=3) | PROMPT, "prompt": PROMPT}
+        {},
+        optional={
+            "messages": st.lists(MESSAGE, max_size=3) | PROMPT,
+            "prompt": PROMPT,
+            "input": ITEMS,
+        },
     )
     return st.builds(joined, prompts, some)
 
@@ -122,8 +143,24 @@ def test_completions_parser_raises_nothing_but_request_errors(body: bytes) -> No
         assert request.completions
 
 
+@given(bodies(MessagesBody))
+def test_anthropic_parser_raises_nothing_but_request_errors(body: bytes) -> None:
+    try:
+        anthropic.parse(body, CALL)
+    except RequestError as error:
+        assert 400 <= error.status < 500
+
+
+@given(bodies(ResponsesBody))
+def test_responses_parser_raises_nothing_but_request_errors(body: bytes) -> None:
+    try:
+        ResponsesProtocol(ResponseStore()).parse(body, CALL)
+    except RequestError as error:
+        assert 400 <= error.status < 500
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_parsed(body: bytes) -> None:
-    for parse in (chat.parse, completions.parse):
+    for parse in (chat.parse, completions.parse, anthropic.parse):
         with pytest.raises(RequestError):
             parse(body, CALL)

@@ -29,9 +29,10 @@ from mlx_isolate_engine.protocols.fields import (
     response_format,
     seeded,
     stop_strings,
+    template_arguments,
     token_limit,
 )
-from mlx_isolate_engine.protocols.json_body import check_free_form, decode_body
+from mlx_isolate_engine.protocols.json_body import decode_body
 from mlx_isolate_engine.protocols.tools import (
     TOOLS_MAX,
     DeclaredTool,
@@ -41,25 +42,6 @@ from mlx_isolate_engine.protocols.tools import (
 )
 from mlx_isolate_engine.protocols.transcript import Transcript
 from mlx_isolate_shared.errors import HttpError, RequestError
-
-# Arguments of the template call itself, which a request may not replace.
-_RESERVED_TEMPLATE_ARGUMENTS = {
-    "add_generation_prompt",
-    "chat_template",
-    "continue_final_message",
-    "conversation",
-    "documents",
-    "max_length",
-    "messages",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "tokenize",
-    "tokenizer_kwargs",
-    "tools",
-    "truncation",
-}
 
 
 class ChatBody(Struct, frozen=True, kw_only=True):
@@ -134,17 +116,8 @@ def _refuse_what_is_not_text(chat: ChatBody) -> None:
         )
 
 
-def _template_arguments(chat: ChatBody) -> dict[str, Any]:
-    arguments = dict(chat.chat_template_kwargs or {})
-    check_free_form(arguments, "chat_template_kwargs")
-    for name in arguments:
-        if name in _RESERVED_TEMPLATE_ARGUMENTS:
-            raise RequestError(
-                f"'chat_template_kwargs' may not set '{name}'.",
-                param=f"chat_template_kwargs.{name}",
-            )
-    if chat.reasoning_effort is not None:
-        arguments.setdefault("reasoning_effort", chat.reasoning_effort)
+def _template_arguments(chat: ChatBody) -> FreeForm:
+    arguments = template_arguments(chat.chat_template_kwargs, chat.reasoning_effort)
     if chat.continue_final_message:
         _check_continuation(chat)
         arguments["continue_final_message"] = True
@@ -269,7 +242,7 @@ class ChatStreamer:
         ]
         self._after = b"},%s]%s}\n\n" % (closing, b',"usage":null' if include_usage else b"")
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         """The chunk that gives each choice its role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._chunk(index, delta) for index in range(len(self._before))]

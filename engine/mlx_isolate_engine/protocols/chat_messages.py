@@ -113,25 +113,28 @@ def _template_call(call: ReplayedToolCall, param: str) -> dict[str, Any]:
     return plain
 
 
+def arguments_or_text(arguments: str) -> str | FreeForm:
+    """Arguments as an object if they are one, else the text as the model wrote it."""
+    if not arguments:
+        return {}
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
 def arguments_object(arguments: str | FreeForm | None, param: str) -> str | FreeForm:
-    """Arguments as an object if they are one, else the text as the model wrote it.
+    """Arguments of a replayed call, as `arguments_or_text` gives them.
 
     Raises:
         RequestError: they are nested too deeply.
     """
-    if arguments is None or arguments == "":
+    if arguments is None:
         return {}
-    value: Any = arguments
-    if isinstance(arguments, str):
-        try:
-            value = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError, ValueError):
-            return arguments
-        if not isinstance(value, dict):
-            return arguments
-    check_free_form(value, param)
-    arguments_as_object: FreeForm = value
-    return arguments_as_object
+    plain = arguments_or_text(arguments) if isinstance(arguments, str) else arguments
+    check_free_form(plain, param)
+    return plain
 
 
 def _text(content: str | Sequence[ContentPart] | None, param: str) -> str | None:

@@ -213,7 +213,7 @@ class TextStreamer:
         self._offsets = [0] * len(echoes)
         self._summaries: dict[int, CompletionSummary] = {}
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         """The prompt, where it is to be echoed."""
         return [self._chunk(index, text) for index, text in enumerate(self._echoes) if text]
 

@@ -38,8 +38,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Streamer(Protocol):
     """Turns one answer's events into complete SSE events, each as bytes with its blank line."""
 
-    def begin(self) -> Iterable[bytes]:
-        """What precedes the first delta."""
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        """What precedes the first delta; `prompt_tokens` is the length of the (first) prompt."""
         ...
 
     def delta(self, index: int, delta: Delta) -> Iterable[bytes]:

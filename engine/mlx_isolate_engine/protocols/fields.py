@@ -27,6 +27,24 @@ STOP_STRING_CHARS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 # No context is longer; keeps a hostile number of tokens from overflowing anything.
 TOKENS_MAX = 2**31 - 1
+# Arguments of the template call itself, which a request may not replace.
+_RESERVED_TEMPLATE_ARGUMENTS = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
 _COUNT = Meta(ge=0, le=2**31 - 1)
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -167,3 +185,22 @@ def schema_format(schema: FreeForm, strict: bool | None, param: str) -> JsonSche
     """A checked JSON schema as output format; strict unless the request says otherwise."""
     check_free_form(schema, param)
     return JsonSchemaFormat(schema=schema, strict=strict is not False)
+
+
+def template_arguments(arguments: FreeForm | None, effort: str | None) -> FreeForm:
+    """Keyword arguments for the chat template; the reasoning effort is one unless given there.
+
+    Raises:
+        RequestError: one that belongs to the template call itself, or nested too deeply.
+    """
+    plain = dict(arguments or {})
+    check_free_form(plain, "chat_template_kwargs")
+    for name in plain:
+        if name in _RESERVED_TEMPLATE_ARGUMENTS:
+            raise RequestError(
+                f"'chat_template_kwargs' may not set '{name}'.",
+                param=f"chat_template_kwargs.{name}",
+            )
+    if effort is not None:
+        plain.setdefault("reasoning_effort", effort)
+    return plain
