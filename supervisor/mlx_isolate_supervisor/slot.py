@@ -31,6 +31,7 @@ class Slot:
         self._now = context.clock.monotonic
         self._mailbox: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._is_cut = False
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
         self._machine = Machine(
@@ -111,13 +112,17 @@ class Slot:
     async def stop(self, limit_s: float) -> None:
         """Refuse who waits, drain, and stop for good within `limit_s`."""
         self._post(partial(self._shut_down, self._now() + limit_s))
+        if self._is_cut:
+            # A second signal may come before the first has got here.
+            self._post(self._machine.cut)
         await self._until(lambda: self._machine.state is State.STOPPED)
         self._machine.timers.cancel_all()
         if self._task is not None:
             self._task.cancel()
 
     def cut(self) -> None:
-        """Hurry a running `stop`: kill what is left."""
+        """Hurry a `stop`, running or about to: kill what is left."""
+        self._is_cut = True
         self._post(self._machine.cut)
 
     @property
