@@ -115,7 +115,7 @@ class Display:
         if self._terminal is None or not self._loading:
             return
         try:
-            columns = os.get_terminal_size(self._terminal.fileno()).columns
+            columns = os.get_terminal_size(self._terminal.fileno()).columns or 80
         except OSError:
             columns = 80
         self._write(_CLEAR_LINE + draw_loading(self._loading, columns=columns, plain=self._plain))
