@@ -222,11 +222,12 @@ class PromptCache:
         """Keep a cache under the tokens it stands for.
 
         Evaluates what it keeps, tensor by tensor, as array objects of its own: the caller may go
-        on writing to `cache`. Tokens that the cache has not seen (the last one sampled) may be
-        named; they are left off. A cache whose length is uncertain is not kept.
+        on writing to `cache`. Where a cache knows its position, tokens that it has not seen are
+        left off and rows that ran ahead are cut; where its parts disagree it is not kept. A purely
+        recurrent state knows no position: there `tokens` must be exactly what it has seen.
 
         Args:
-            tokens: prompt and generated tokens, in order.
+            tokens: what the model has seen of prompt and generated tokens, in order.
             cache: mlx-lm cache objects of one row (never a batch).
             kind: which part of a conversation ends here.
         """
