@@ -64,8 +64,9 @@ class Lane:
             self.cache.put(prompt[:-1], cache, "n", "prompt")
         tokens = list(prompt)
         for _ in range(count):
-            logits = self.model(mx.array([tokens[-1:]]), cache=cache)
-            tokens.append(int(mx.argmax(logits[0, -1]).item()))
+            logits: Any = self.model(mx.array([tokens[-1:]]), cache=cache)
+            best: Any = mx.argmax(logits[0, -1])
+            tokens.append(int(best.item()))
         if self.cache:
             # The model has not seen the last token; a recurrent state cannot tell by itself.
             self.cache.put(tokens[:-1], cache, "n", "assistant")

@@ -257,10 +257,11 @@ class PromptCache:
 
     def _hand_down(self, entry: Entry, evicted: Sequence[Entry], absorbed: Sequence[Entry]) -> None:
         assert self._cold is not None and self._writer is not None
-        for prefix in absorbed:
-            self._writer.discard(prefix.namespace, prefix.key)
         if self._cold.write_behind and entry not in evicted and self._is_dirty(entry):
-            self._writer.snapshot(entry)
+            self._writer.snapshot(entry, replaces=absorbed)
+        else:
+            for prefix in absorbed:
+                self._writer.discard(prefix.namespace, prefix.key)
         self._spill(evicted)
 
     def _is_dirty(self, entry: Entry) -> bool:

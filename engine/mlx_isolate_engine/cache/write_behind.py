@@ -8,7 +8,7 @@ memory bandwidth with it. An entry stays dirty until the cold tier has returned 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -18,6 +18,10 @@ from mlx_isolate_engine.cache.write_schedule import Pending, WriteSchedule
 from mlx_isolate_shared.errors import CacheError
 
 log = logging.getLogger(__name__)
+
+# Longest wait at the end for a write that was cut; it asks between pieces of a tensor, so only a
+# disk that does not answer takes longer.
+CUT_S = 5.0
 
 
 class FlushEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +88,11 @@ class WriteBehind:
             if idle:
                 self._changed.notify_all()
 
-    def snapshot(self, entry: Entry) -> None:
-        """An entry has come to RAM and shall be durable soon."""
+    def snapshot(self, entry: Entry, replaces: Sequence[Entry] = ()) -> None:
+        """An entry has come to RAM and shall be durable soon; it serves for what it replaces."""
+        places = [(each.namespace, each.key) for each in replaces]
         with self._changed:
-            self._schedule.snapshot(entry, time.monotonic())
+            self._schedule.snapshot(entry, time.monotonic(), replaces=places)
             self._demoted = False
             self._changed.notify_all()
 
@@ -121,16 +126,16 @@ class WriteBehind:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            number = self._schedule.begin_flush(time.monotonic())
+            self._schedule.begin_flush(time.monotonic())
             failed_before = self._schedule.failed_writes
             dropped_before = self._schedule.dropped_spills
             self._changed.notify_all()
-            while not self._schedule.is_settled(number):
+            while not self._schedule.is_flushed:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(timeout=left):
                     break
             durable = (
-                self._schedule.pending_snapshots + self._schedule.pending_spills == 0
+                self._schedule.is_flushed
                 and self._schedule.failed_writes == failed_before
                 and self._schedule.dropped_spills == dropped_before
             )
@@ -161,12 +166,14 @@ class WriteBehind:
 
         The generation thread has ended or been told to: idleness is not waited for any more.
         """
+        if not self._thread.is_alive():
+            return self.evidence()
         self.set_idle(True)
         evidence = self.flush(timeout_s)
         with self._changed:
             self._closing = self._cut = True
             self._changed.notify_all()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=CUT_S)
         lost = evidence.pending_snapshots + evidence.pending_spills
         log.log(
             logging.WARNING if lost else logging.INFO,

@@ -4,6 +4,7 @@ Takes `now`, does no I/O, holds no lock.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_isolate_engine.cache.ram_tier import Entry
@@ -23,13 +24,13 @@ class Pending:
     Attributes:
         due: monotonic seconds before which it is not written.
         spilled: RAM no longer holds it, so that its bytes are held by the queue alone.
-        failed_at: number of the flush in which a write of it failed last.
+        flush: a flush waits for it: it is tried once without regard to pauses.
     """
 
     entry: Entry
     due: float
     spilled: bool
-    failed_at: int = -1
+    flush: bool = False
 
 
 class WriteSchedule:
@@ -46,19 +47,25 @@ class WriteSchedule:
         self.dropped_spills = 0
         self.failed_writes = 0
         self.coalesced = 0
-        self.flush_number = 0
         self._waiting: OrderedDict[Place, Pending] = OrderedDict()
         self._writing: Pending | None = None
         self._retry_at = 0.0
         self._retry_s = RETRY_FIRST_S
 
-    def snapshot(self, entry: Entry, now: float, *, at_once: bool = False) -> None:
-        """Write this entry once its tokens have been left alone for the debounce time."""
+    def snapshot(
+        self, entry: Entry, now: float, *, at_once: bool = False, replaces: Sequence[Place] = ()
+    ) -> None:
+        """Write this entry once its tokens have been left alone for the debounce time.
+
+        Args:
+            replaces: entries that it serves as well, which need not be written any more.
+        """
         place = (entry.namespace, entry.key)
-        previous = self._waiting.pop(place, None)
-        self.coalesced += previous is not None
-        due = now if at_once else now + self.debounce_s
-        self._waiting[place] = Pending(entry, due, spilled=False)
+        gone = [item for each in (place, *replaces) if (item := self._waiting.pop(each, None))]
+        self.coalesced += len(gone)
+        flush = any(item.flush for item in gone)
+        due = now if at_once or flush else now + self.debounce_s
+        self._waiting[place] = Pending(entry, due, spilled=False, flush=flush)
 
     def spill(self, entry: Entry, now: float) -> None:
         """RAM has let go of an entry that is not durable."""
@@ -66,8 +73,9 @@ class WriteSchedule:
             self._writing.spilled = True
             return
         place = (entry.namespace, entry.key)
-        self._waiting.pop(place, None)
-        self._waiting[place] = Pending(entry, now, spilled=True)
+        previous = self._waiting.pop(place, None)
+        flush = previous is not None and previous.flush
+        self._waiting[place] = Pending(entry, now, spilled=True, flush=flush)
         for oldest, item in list(self._waiting.items()):
             if self.spill_bytes <= self.spill_bytes_max:
                 break
@@ -76,7 +84,7 @@ class WriteSchedule:
                 self.dropped_spills += 1
 
     def discard(self, namespace: str, key: bytes) -> None:
-        """This entry need not be written any more (a longer one serves it, or it was cleared)."""
+        """This entry need not be written any more."""
         if self._waiting.pop((namespace, key), None) is not None:
             self.coalesced += 1
 
@@ -84,28 +92,30 @@ class WriteSchedule:
         """Forget all that waits."""
         self._waiting.clear()
 
-    def begin_flush(self, now: float) -> int:
-        """Make everything due at once; returns the flush's number."""
-        for item in self._waiting.values():
+    def begin_flush(self, now: float) -> None:
+        """Make everything that waits due at once, each to be tried once whatever failed before."""
+        for item in self._all():
             item.due = min(item.due, now)
-        self._retry_at = now
-        self.flush_number += 1
-        return self.flush_number
+            item.flush = True
 
-    def is_settled(self, flush_number: int) -> bool:
-        """Whether each entry was written or has failed since that flush began."""
-        return self._writing is None and all(
-            item.failed_at >= flush_number for item in self._waiting.values()
-        )
+    @property
+    def is_flushed(self) -> bool:
+        """Whether each entry that a flush waits for was written or has failed."""
+        return not any(item.flush for item in self._all())
 
     def next(self, now: float) -> Pending | None:
         """Take the next entry to write: spills first (they hold memory), then what is due."""
-        if self._writing is not None or now < self._retry_at:
+        if self._writing is not None:
             return None
-        due = [(place, item) for place, item in self._waiting.items() if item.due <= now]
-        if not due:
+        paused = now < self._retry_at
+        ready = [
+            (place, item)
+            for place, item in self._waiting.items()
+            if item.due <= now and (item.flush or not paused)
+        ]
+        if not ready:
             return None
-        place, item = min(due, key=lambda pair: (not pair[1].spilled, pair[1].due))
+        place, item = min(ready, key=lambda pair: (not pair[1].spilled, pair[1].due))
         del self._waiting[place]
         self._writing = item
         return item
@@ -134,7 +144,7 @@ class WriteSchedule:
             self.dropped_spills += 1
             return
         item.due = self._retry_at
-        item.failed_at = self.flush_number
+        item.flush = False
         self._waiting.setdefault((item.entry.namespace, item.entry.key), item)
 
     @property
