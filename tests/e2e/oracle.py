@@ -47,10 +47,11 @@ def _generate(model: Any, tokenizer: Any, request: dict[str, Any]) -> dict[str, 
         prompt = tokenizer.apply_chat_template(request["messages"], add_generation_prompt=True)
     else:
         prompt = tokenizer.encode(request["prompt"])
-    pieces, gaps = [], []
+    pieces: list[str] = []
+    gaps: list[float] = []
     for step in stream_generate(model, tokenizer, prompt, max_tokens=request["max_tokens"]):
         pieces.append(step.text)
-        best = mx.topk(step.logprobs, 2).tolist()
+        best: Any = mx.topk(step.logprobs, 2).tolist()
         gaps.append(abs(best[0] - best[1]))
     return {"text": "".join(pieces), "pieces": pieces, "gaps": gaps}
 

@@ -45,7 +45,7 @@ def test_a_stream_joins_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert chunks[-1].usage is not None
     assert not chunks[-1].choices
-    assert len(chunks) > len("The gulls".split())
+    assert len(chunks) > 2
 
 
 def test_leaving_a_stream_ends_its_generation(daemon: RunningDaemon, client: openai.OpenAI) -> None:

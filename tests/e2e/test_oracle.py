@@ -16,14 +16,14 @@ from tests.running_daemon import REAL, RunningDaemon
 # A greedy choice between tokens closer than this may fall either way in another batch.
 NEAR_TIE = 1e-3
 IDENTICAL_MIN = 0.95
-WORDS = "the sea is wide and old ships sleep under it while gulls tell of storms to come".split()
+TEXT = "the sea is wide and old ships sleep under it while gulls tell of storms to come"
 
 
 def requests_of(count: int, max_tokens: int) -> list[dict[str, Any]]:
     """Chat and text prompts of unequal lengths."""
     requests: list[dict[str, Any]] = []
     for n in range(count):
-        text = " ".join(WORDS[(n * 7 + k) % len(WORDS)] for k in range(3 + 9 * n))
+        text = (TEXT[n:] + TEXT[:n]) * (n + 1)
         if n % 2:
             requests.append({"prompt": text, "max_tokens": max_tokens})
         else:
