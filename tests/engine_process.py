@@ -104,6 +104,12 @@ class EngineProcess:
             if all(getattr(progress, name) == value for name, value in expected.items()):
                 return progress
 
+    def progress_now(self) -> Progress:
+        """A progress line that was written after this call."""
+        while b"\n" in self._buffer or select.select([self.report_fd], [], [], 0)[0]:
+            self.report()
+        return self.wait_report(Progress)
+
     def wait_exit(self, deadline_s: float) -> int:
         return self.child.wait(deadline_s)
 

@@ -74,10 +74,13 @@ def _run_to_status(
         asyncio.set_event_loop(loop)
         status: int = loop.run_until_complete(_Engine(start, reporter, load_runtime).run())
         return status
-    except (ConfigError, ModelError) as error:
+    except ModelError as error:
+        log.error("engine.load_failed code=%s reason=%s", error.code, error)
+        reporter.failed(error.code, error.message)
+        return EXIT_CANNOT_WORK if error.is_permanent else EXIT_FAILED
+    except ConfigError as error:
         log.error("engine.cannot_work reason=%s", error)
-        code = error.code if isinstance(error, ModelError) else "cannot_work"
-        reporter.failed(code, str(error))
+        reporter.failed("cannot_work", str(error))
         return EXIT_CANNOT_WORK
     except Exception as error:
         log.exception("engine.failed")
