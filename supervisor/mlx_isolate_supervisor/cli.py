@@ -41,6 +41,7 @@ COMMANDS = {
     "unload": ("control", "unload a model once its requests are done"),
     "reload": ("control", "replace the engine of a model without a gap"),
     "reset": ("control", "forget the failures of a model and try again"),
+    "config": ("config", "check, show or import a configuration"),
 }
 
 

@@ -7,6 +7,7 @@ import ast
 from pathlib import Path
 
 from mlx_isolate_supervisor import lifecycle
+from mlx_isolate_supervisor.settings import page
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {
@@ -48,6 +49,8 @@ def pages() -> dict[Path, str]:
     return {
         architecture: architecture_page(architecture.read_text()),
         ROOT / "docs/lifecycle.md": lifecycle.document(),
+        ROOT / "docs/configuration.md": page.document(),
+        ROOT / "docs/config.schema.json": page.schema_text(),
     }
 
 

@@ -50,12 +50,12 @@ def _key(flag_name: str) -> str:
 
 # What makes no sense inside the file that it would name.
 _NOT_IN_FILE = ("--config", "--watch-config", "--api-key-file")
-_DAEMON_FLAGS = {
+DAEMON_FLAGS = {
     _key(flag.name): flag.name
     for flag in FLAGS
     if flag.scope == "daemon" and flag.name not in _NOT_IN_FILE
 }
-_ENGINE_FLAGS = {_key(flag.name): flag.name for flag in FLAGS if flag.scope == "engine"}
+ENGINE_FLAGS = {_key(flag.name): flag.name for flag in FLAGS if flag.scope == "engine"}
 
 Texts = str | list[str]
 
@@ -94,7 +94,7 @@ def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str,
 
 def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:
     macros = Macros(_mapping(content.get("macros"), "macros"), environment)
-    flags = _DAEMON_FLAGS | TOP_NAMES | _ENGINE_FLAGS
+    flags = DAEMON_FLAGS | TOP_NAMES | ENGINE_FLAGS
     _check_keys(content, (*TOP_PARTS, *flags), "")
     top = {key: value for key, value in content.items() if key not in TOP_PARTS}
     values = _texts(macros.expand(top, ""), flags, "")
@@ -104,10 +104,10 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     for id, given in _mapping(content.get("models"), "models").items():
         place = f"models.{id}"
         own = macros.expand(_mapping(given, place), place, id)
-        _check_keys(own, (*MODEL_KEYS, *_ENGINE_FLAGS), place)
+        _check_keys(own, (*MODEL_KEYS, *ENGINE_FLAGS), place)
         specs.append(_model(id, own, path.parent, shown))
         settings = {key: value for key, value in own.items() if key not in MODEL_KEYS}
-        engine[id] = _texts(settings, _ENGINE_FLAGS, place)
+        engine[id] = _texts(settings, ENGINE_FLAGS, place)
     check_unique([name for spec in specs for name in (spec.id, *spec.aliases)])
     groups = _groups(_mapping(content.get("groups"), "groups"), specs)
     specs = _preload(_hooked(content.get("hooks")), _pin(groups, specs))

@@ -64,6 +64,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: the values.
+        engine: engine settings as they hold for every model without its own.
         origins: daemon field or `engine.<field>` to the place its value came from; fields that
             are absent have their default.
         api_key_file: path of a file with more keys, not read yet.
@@ -71,6 +72,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: ServeSettings
+    engine: EngineSettings
     origins: Mapping[str, str]
     api_key_file: str | None = None
     warnings: tuple[str, ...] = ()
@@ -100,6 +102,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
     settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
     return Resolved(
         settings=settings,
+        engine=engine,
         origins=origins,
         api_key_file=None if api_key_file is None else str(api_key_file),
         warnings=_unknown_variables(layers.environment),

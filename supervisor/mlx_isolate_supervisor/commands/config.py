@@ -1,0 +1,134 @@
+"""`mlx-isolate config check|show|import|schema`: look at a configuration without running it."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands import serve
+from mlx_isolate_supervisor.commands.tables import table
+from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
+from mlx_isolate_supervisor.settings.layers import Resolved
+
+HIDDEN = "(hidden)"
+_MODEL_FACTS = ("aliases", "preload", "pinned", "ttl_s", "concurrency_limit", "unlisted",
+                "strip_params", "set_params", "send_loading_state")  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the four verbs."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    check = verbs.add_parser("check", help="say whether a file can be served, or what is wrong")
+    check.add_argument("file", metavar="FILE")
+    show = verbs.add_parser("show", help="print every value that serve would run with, and why")
+    show.add_argument("--json", action="store_true", help="as JSON")
+    serve.add_arguments(show)
+    importing = verbs.add_parser(
+        "import", help="turn a llama-swap file with mlx_lm.server commands into one of ours"
+    )
+    importing.add_argument("file", metavar="FILE")
+    verbs.add_parser("schema", help="print the JSON schema of the file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    match args.verb:
+        case "check":
+            return _check(args.file)
+        case "show":
+            return _show(serve.settings_of(args), as_json=args.json)
+        case "import":
+            return _import(Path(args.file))
+        case _:
+            from mlx_isolate_supervisor.settings.page import schema_text
+
+            print(schema_text(), end="")
+            return exit_codes.OK
+
+
+def _check(file: str) -> int:
+    args = argparse.Namespace(models=[], more_models=[], served_names=[], **{"--config": file})
+    resolved = serve.settings_of(args)
+    for model in resolved.settings.models:
+        if model.model.startswith("/") and not Path(model.model).is_dir():
+            print(f"{file}: models.{model.id}: there is no folder {model.model}", file=sys.stderr)
+    names = ", ".join(model.id for model in resolved.settings.models)
+    print(f"{file} is right; models: {names}")
+    return exit_codes.OK
+
+
+def _show(resolved: Resolved, *, as_json: bool) -> int:
+    if as_json:
+        print(msgspec.json.encode(shown_settings(resolved)).decode())
+        return exit_codes.OK
+    for line in show_lines(resolved):
+        print(line)
+    return exit_codes.OK
+
+
+def show_lines(resolved: Resolved) -> list[str]:
+    """A table of the daemon's settings, then one of each model's, secrets hidden."""
+    lines = table(("SETTING", "VALUE", "FROM"), _rows(resolved))
+    for model in resolved.settings.models:
+        facts = {"model": model.model} | _model_facts(model)
+        lines += ["", f"model {model.id}"]
+        lines += [f"  {name} {value}" for name, value in facts.items()]
+    return lines
+
+
+def _rows(resolved: Resolved) -> list[tuple[str, str, str]]:
+    from mlx_isolate_supervisor.settings.page import default_text, show_value
+
+    rows: list[tuple[str, str, str]] = []
+    for flag in FLAGS:
+        origin = _origin(resolved, flag)
+        if origin is None:
+            rows.append((flag.name, default_text(flag), "default"))
+        elif flag.secret or flag.field == "api_key_file":
+            rows.append((flag.name, HIDDEN, origin))
+        else:
+            rows.append((flag.name, show_value(flag, _value(resolved, flag)), origin))
+    return rows
+
+
+def _origin(resolved: Resolved, flag: Flag) -> str | None:
+    key = flag.field if flag.scope == "daemon" else f"engine.{flag.field}"
+    return resolved.origins.get(key)
+
+
+def _value(resolved: Resolved, flag: Flag) -> object:
+    if flag.scope == "daemon":
+        return getattr(resolved.settings, flag.field)
+    return getattr(resolved.engine, flag.field)
+
+
+def _model_facts(model: ModelSpec) -> dict[str, Any]:
+    facts: dict[str, Any] = {name: getattr(model, name) for name in _MODEL_FACTS}
+    if model.env:
+        # Tokens travel in environments: only the names are shown.
+        facts["env"] = dict.fromkeys(model.env, HIDDEN)
+    return {name: value for name, value in facts.items() if value not in (None, (), {}, False)}
+
+
+def shown_settings(resolved: Resolved) -> dict[str, Any]:
+    """All values with their origins for a script, secrets hidden."""
+    values = msgspec.to_builtins(resolved.settings)
+    values["api_keys"] = [HIDDEN for _ in values["api_keys"]]
+    for model in values["models"]:
+        model["env"] = dict.fromkeys(model["env"], HIDDEN)
+    return {"settings": values, "origins": dict(resolved.origins)}
+
+
+def _import(path: Path) -> int:
+    from mlx_isolate_supervisor.settings.llama_swap import import_llama_swap
+
+    imported = import_llama_swap(path, os.environ)
+    print(imported.text, end="")
+    for remark in imported.remarks:
+        print(f"mlx-isolate: {path}: {remark}", file=sys.stderr)
+    return exit_codes.OK

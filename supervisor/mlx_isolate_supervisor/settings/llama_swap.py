@@ -1,0 +1,144 @@
+"""Import of llama-swap's configuration: its mlx_lm.server commands become models of ours."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.settings.file import (
+    ENGINE_FLAGS,
+    GROUP_KEYS,
+    MODEL_KEYS,
+    TOP_NAMES,
+    parse_file,
+)
+from mlx_isolate_supervisor.settings.flags import BY_NAME
+from mlx_isolate_supervisor.settings.macros import Macros
+from mlx_isolate_supervisor.settings.yaml_text import parse_yaml
+
+# Where one engine listens is the supervisor's business now; nothing is lost by leaving them out.
+_OBSOLETE_FLAGS = ("--host", "--port", "--log-level", "--allowed-origins")
+_OBSOLETE_KEYS = ("cmd", "cmdStop", "proxy", "checkEndpoint", "useModelName", "name", "description")
+# llama-swap fills these in itself.
+_GIVEN = {"PORT": "0", "PID": "0"}
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration of ours, as YAML, and what could not be carried over."""
+
+    text: str
+    remarks: tuple[str, ...]
+
+
+def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
+    """Translate a file.
+
+    Raises:
+        ConfigError: it cannot be read, or what came out of it is not right.
+    """
+    try:
+        source = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+    remarks: list[str] = []
+    macros = Macros(_GIVEN | dict(source.get("macros") or {}), environment)
+    ours: dict[str, Any] = {}
+    for key, value in source.items():
+        if key in TOP_NAMES or key in ("hooks", "sendLoadingState"):
+            ours[key] = value
+        elif key not in ("models", "groups", "macros"):
+            remarks.append(f"{key} has no counterpart and was left out")
+    models: dict[str, Any] = {}
+    for id, given in dict(source.get("models") or {}).items():
+        model = _model(str(id), dict(given or {}), macros, remarks)
+        if model is not None:
+            models[str(id)] = model
+    ours["models"] = models
+    _groups(source.get("groups"), ours, remarks)
+    _preloads(ours, remarks)
+    parse_file(ours, path, environment)
+    text: str = yaml.safe_dump(ours, sort_keys=False, allow_unicode=True)
+    return Imported(text=text, remarks=tuple(remarks))
+
+
+def _groups(given: Any, ours: dict[str, Any], remarks: list[str]) -> None:
+    groups: dict[str, Any] = {}
+    for id, group in dict(given or {}).items():
+        kept = {key: value for key, value in dict(group or {}).items() if key in GROUP_KEYS}
+        kept["members"] = [name for name in kept.get("members", []) if name in ours["models"]]
+        if kept["members"]:
+            groups[str(id)] = kept
+        else:
+            remarks.append(f"groups.{id} has no member left and was left out")
+    if groups:
+        ours["groups"] = groups
+
+
+def _preloads(ours: dict[str, Any], remarks: list[str]) -> None:
+    """Drop what was left out from the models to preload."""
+    start: Any = dict(ours.get("hooks") or {}).get("on_startup") or {}
+    names: list[str] = list(start.get("preload") or [])
+    known = {
+        name for id, model in ours["models"].items() for name in (id, *(model.get("aliases") or ()))
+    }
+    kept = [name for name in names if name in known]
+    if kept != names:
+        remarks.append("hooks.on_startup.preload lost the models that were left out")
+        ours["hooks"] = {"on_startup": {"preload": kept}}
+
+
+def _model(
+    id: str, given: dict[str, Any], macros: Macros, remarks: list[str]
+) -> dict[str, Any] | None:
+    place = f"models.{id}"
+    command = macros.expand(str(given.get("cmd") or ""), f"{place}.cmd", id)
+    arguments = _server_arguments(shlex.split(command, comments=True))
+    if arguments is None:
+        remarks.append(f"{place} does not run mlx_lm.server and was left out")
+        return None
+    model: dict[str, Any] = {}
+    _read_arguments(arguments, model, place, remarks)
+    for key, value in given.items():
+        if key in MODEL_KEYS:
+            model[key] = macros.expand(value, f"{place}.{key}", id)
+        elif key not in _OBSOLETE_KEYS:
+            remarks.append(f"{place}.{key} has no counterpart and was left out")
+    return model
+
+
+def _server_arguments(words: list[str]) -> list[str] | None:
+    """What follows `mlx_lm.server` or `mlx_lm server`; None if the command is another."""
+    for index, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        if name == "mlx_lm.server":
+            return words[index + 1 :]
+        if name == "mlx_lm" and words[index + 1 : index + 2] == ["server"]:
+            return words[index + 2 :]
+    return None
+
+
+def _read_arguments(
+    arguments: list[str], model: dict[str, Any], place: str, remarks: list[str]
+) -> None:
+    keys = {name: key for key, name in ENGINE_FLAGS.items()}
+    position = 0
+    while position < len(arguments):
+        name, equals, value = arguments[position].partition("=")
+        position += 1
+        flag = BY_NAME.get(name)
+        takes_value = name == "--model" or (flag is not None and not flag.is_switch)
+        if takes_value and not equals and position < len(arguments):
+            value = arguments[position]
+            position += 1
+        if name == "--model":
+            model["path"] = value
+        elif name in keys:
+            model[keys[name]] = True if BY_NAME[name].is_switch else value
+        elif name == "--prompt-cache-bytes":
+            remarks.append(f"{place}: {name} is one figure for all models now; set it at the top")
+        elif name not in _OBSOLETE_FLAGS:
+            remarks.append(f"{place}: the flag {name} has no counterpart and was left out")

@@ -1,0 +1,140 @@
+"""config show and import: values with their origins, secrets hidden, llama-swap carried over."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.commands.config import HIDDEN, show_lines, shown_settings
+from mlx_isolate_supervisor.settings.file import parse_file
+from mlx_isolate_supervisor.settings.layers import Layers, Machine, Resolved, resolve
+from mlx_isolate_supervisor.settings.llama_swap import import_llama_swap
+from mlx_isolate_supervisor.settings.page import document, schema
+from mlx_isolate_supervisor.settings.yaml_text import parse_yaml
+
+MACHINE = Machine(memory_bytes=10**11, disk_bytes=lambda folder: 10**12)
+FILE = """
+apiKeys: [s3cret]
+queue_timeout: 5m
+models:
+  m: {path: o/m, env: ["HF_TOKEN=s3cret"], ttl: 60}
+"""
+
+
+def resolved() -> Resolved:
+    file = parse_file(parse_yaml(FILE, "c.yaml"), Path("c.yaml"), {})
+    layers = Layers(
+        flags={"--drain-timeout": "90"}, environment={"MLX_ISOLATE_TEMP": "0.5"}, file=file
+    )
+    return resolve(layers, MACHINE)
+
+
+def rows() -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in show_lines(resolved()) if line}
+
+
+def test_show_names_the_origin_of_each_value() -> None:
+    shown = rows()
+    assert shown["--drain-timeout"] == ["90s", "--drain-timeout"]
+    assert shown["--temp"] == ["0.5", "MLX_ISOLATE_TEMP"]
+    assert shown["--queue-timeout"] == ["300s", "c.yaml"]
+    assert shown["--port"] == ["8080", "default"]
+    assert shown["ttl_s"] == ["60.0"]
+
+
+def test_secrets_are_never_shown() -> None:
+    assert "s3cret" not in "\n".join(show_lines(resolved()))
+    assert rows()["--api-key"] == [HIDDEN, "c.yaml"]
+    assert "s3cret" not in json.dumps(shown_settings(resolved()))
+
+
+LLAMA_SWAP = """
+healthCheckTimeout: 120
+startPort: 10001
+logLevel: info
+macros:
+  server: "python -m mlx_lm.server --host 127.0.0.1 --port ${PORT}"
+models:
+  qwen:
+    cmd: |
+      ${server}
+      --model mlx-community/Qwen3-4B-4bit --max-tokens 2048 --temp=0.6
+      --trust-remote-code --pipeline
+    proxy: http://127.0.0.1:${PORT}
+    aliases: [q]
+    ttl: 300
+    env: ["HF_HUB_OFFLINE=1"]
+    filters: {stripParams: "temperature"}
+    metadata: {a: 1}
+  other:
+    cmd: llama-server --port ${PORT} -m x.gguf
+groups:
+  both: {swap: true, members: [qwen, other]}
+  gone: {members: [other]}
+hooks:
+  on_startup: {preload: [q, other]}
+"""
+
+
+def test_a_llama_swap_file_is_carried_over_and_the_rest_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "llama-swap.yaml"
+    path.write_text(LLAMA_SWAP)
+    imported = import_llama_swap(path, {})
+    assert yaml.safe_load(imported.text) == {
+        "healthCheckTimeout": 120,
+        "logLevel": "info",
+        "hooks": {"on_startup": {"preload": ["q"]}},
+        "models": {
+            "qwen": {
+                "path": "mlx-community/Qwen3-4B-4bit",
+                "max_tokens": "2048",
+                "temp": "0.6",
+                "trust_remote_code": True,
+                "aliases": ["q"],
+                "ttl": 300,
+                "env": ["HF_HUB_OFFLINE=1"],
+                "filters": {"stripParams": "temperature"},
+            }
+        },
+        "groups": {"both": {"swap": True, "members": ["qwen"]}},
+    }
+    assert imported.remarks == (
+        "startPort has no counterpart and was left out",
+        "models.qwen: the flag --pipeline has no counterpart and was left out",
+        "models.qwen.metadata has no counterpart and was left out",
+        "models.other does not run mlx_lm.server and was left out",
+        "groups.gone has no member left and was left out",
+        "hooks.on_startup.preload lost the models that were left out",
+    )
+
+
+def test_what_was_imported_can_be_served(tmp_path: Path) -> None:
+    path = tmp_path / "llama-swap.yaml"
+    path.write_text(LLAMA_SWAP)
+    text = import_llama_swap(path, {}).text
+    (model,) = parse_file(parse_yaml(text, "x"), Path("/x"), {}).models
+    assert (model.id, model.model, model.preload) == ("qwen", "mlx-community/Qwen3-4B-4bit", True)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        import_llama_swap(tmp_path / "none.yaml", {})
+
+
+def test_the_page_and_the_schema_know_every_key() -> None:
+    page = document()
+    for name in ("--queue-timeout", "--ssd-cache-max-gb GB", "MLX_ISOLATE_KV_BITS"):
+        assert name in page
+    properties = schema()["properties"]
+    model = properties["models"]["additionalProperties"]["properties"]
+    assert {"queue_timeout", "healthCheckTimeout", "groups", "temp"} <= set(properties)
+    assert {"path", "ttl", "kv_bits", "concurrencyLimit"} <= set(model)
+
+
+def test_the_example_of_the_page_is_a_right_configuration() -> None:
+    example = document().split("```yaml\n")[1].split("```")[0]
+    layer = parse_file(parse_yaml(example, "page"), Path("/page"), {"MY_KEY": "k"})
+    assert [model.id for model in layer.models] == ["small", "big"]
+    assert layer.values["--api-key"] == ["k"]
