@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
@@ -123,6 +124,7 @@ async def pool_rig(
     models: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     settings: SlotSettings | None = None,
+    command: EngineCommand = FAKE_COMMAND,
     places: int = 4,
     preload: bool = False,
     aliases: tuple[str, ...] = (),
@@ -144,7 +146,7 @@ async def pool_rig(
     rigs: list[PoolRig] = []
     pool = Pool(
         specs,
-        command=FAKE_COMMAND,
+        command=command,
         settings=settings or SlotSettings(restart=QUICK_RESTART),
         run_directory=run_directory,
         on_event=lambda event: rigs[0].events.append(event),
@@ -168,10 +170,10 @@ async def pool_rig(
 
 
 def run(main: Coroutine[Any, Any, None], deadline_s: float = 30.0) -> None:
-    """Run a test's coroutine, with a deadline of its own."""
+    """Run a test's coroutine on the daemon's event loop, with a deadline of its own."""
 
     async def bounded() -> None:
         async with asyncio.timeout(deadline_s):
             await main
 
-    asyncio.run(bounded())
+    uvloop.run(bounded())

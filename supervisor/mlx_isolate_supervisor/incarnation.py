@@ -18,7 +18,7 @@ from mlx_isolate_supervisor.status import LastExit, MemoryKind
 # only the connection broke.
 DEATH_WAIT_S = 0.75
 # Lines of output that are kept with the record of an exit.
-TAIL_LINES = 20
+TAIL_LINES = 40
 
 
 class Incarnation:
@@ -132,6 +132,6 @@ class Incarnation:
             signal=exit.signal,
             reason=reason,
             cause=cause,
-            stderr_tail=tuple(self.process.output)[-TAIL_LINES:],
+            stderr_tail=self.process.tail(TAIL_LINES),
             at=at,
         )

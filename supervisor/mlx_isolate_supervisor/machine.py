@@ -6,7 +6,7 @@ it holds. It never waits: what takes time comes back as a message through `post`
 
 import random
 import signal
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -22,7 +22,7 @@ from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
-from mlx_isolate_supervisor.process import EngineProcess, Exit
+from mlx_isolate_supervisor.process import OUTPUT_LINES_MAX, EngineProcess, Exit
 from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
@@ -66,6 +66,7 @@ class Machine:
         stop_by: when a shutdown must be done, monotonic seconds; None while none runs.
         engine: the incarnation that lives now.
         incarnations: how many were spawned so far.
+        output: last lines of stdout and stderr of all its incarnations, oldest first.
         restarts: respawns after an end that nobody asked for, by cause.
     """
 
@@ -92,6 +93,7 @@ class Machine:
         self.incarnations = 0
         self.last_exit: LastExit | None = None
         self.restarts: Counter[str] = Counter()
+        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._drain_s = self._settings.drain_timeout_s
         self._files: Fingerprint = ()
         self._files_looked_at = 0.0
@@ -385,6 +387,7 @@ class Machine:
                 self.incarnations,
                 run_directory=self._context.run_directory,
                 listener=self,
+                output=self.output,
             )
         except OSError as error:
             reason = f"it could not be spawned: {error.strerror}"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -155,7 +156,7 @@ class EngineProcess:
     """A spawned engine. Make one with `EngineProcess.spawn`.
 
     Attributes:
-        output: its last lines of stdout and stderr, oldest first.
+        output: the ring that its lines of stdout and stderr go to, shared with its predecessors.
         failure: the last `failed` line it reported.
         violations: report lines that were no report (a lying or foreign engine).
     """
@@ -167,6 +168,7 @@ class EngineProcess:
         start: wire.Start,
         run_directory: RunDirectory,
         listener: ProcessListener,
+        output: deque[str],
     ) -> None:
         """Adopt a child; use `spawn`."""
         self._popen = popen
@@ -174,7 +176,8 @@ class EngineProcess:
         self.model_id = start.model_id
         self.incarnation = start.incarnation
         self.socket_path = start.socket_path
-        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
+        self.output = output
+        self._output_lines = 0
         self.failure: wire.Failed | None = None
         self.violations = 0
         self._run_directory = run_directory
@@ -207,6 +210,7 @@ class EngineProcess:
         *,
         run_directory: RunDirectory,
         listener: ProcessListener,
+        output: deque[str],
     ) -> "EngineProcess":
         """Start a child in its own session and send it its whole configuration.
 
@@ -230,7 +234,7 @@ class EngineProcess:
             raise
         finally:
             _close(*pipes.theirs)
-        process = cls(popen, pipes, start, run_directory, listener)
+        process = cls(popen, pipes, start, run_directory, listener, output)
         _humble(popen.pid, command.nice)
         process._record()
         process._spec.send(wire.encode_line(start))
@@ -268,7 +272,13 @@ class EngineProcess:
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
             self.output.append(text)
+            self._output_lines += 1
             log_engine_line(self.model_id, self.incarnation, text)
+
+    def tail(self, lines: int) -> tuple[str, ...]:
+        """The last so many lines of output that are its own, oldest first."""
+        own = min(lines, self._output_lines, len(self.output))
+        return tuple(islice(self.output, len(self.output) - own, None))
 
     def _report_ended(self) -> None:
         self.expect_exit()

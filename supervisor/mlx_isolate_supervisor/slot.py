@@ -32,6 +32,7 @@ class Slot:
         self._mailbox: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_cut = False
+        self._is_over = False
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
         self._machine = Machine(
@@ -66,6 +67,8 @@ class Slot:
 
     async def admit(self, request_id: str) -> Lease:
         """Wait in line for a ready engine with a free place; see `lease.Admission`."""
+        if self._is_over:
+            raise causes.shutting_down()
         waiter = Waiter(request_id)
         self._post(partial(self._arrive, waiter))
         try:
@@ -110,13 +113,16 @@ class Slot:
         self._post(partial(self._machine.reset, "it was reset"))
 
     async def stop(self, limit_s: float) -> None:
-        """Refuse who waits, drain, and stop for good within `limit_s`."""
+        """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
+        if self._is_over:
+            return
         self._post(partial(self._shut_down, self._now() + limit_s))
         if self._is_cut:
             # A second signal may come before the first has got here.
             self._post(self._machine.cut)
         await self._until(lambda: self._machine.state is State.STOPPED)
         self._machine.timers.cancel_all()
+        self._is_over = True
         if self._task is not None:
             self._task.cancel()
 
@@ -127,11 +133,8 @@ class Slot:
 
     @property
     def output(self) -> tuple[str, ...]:
-        """The running engine's last lines of output; without one, the tail of the last."""
-        machine = self._machine
-        if machine.engine is not None:
-            return tuple(machine.engine.process.output)
-        return () if machine.last_exit is None else machine.last_exit.stderr_tail
+        """The last lines of output of this model's engines, oldest first."""
+        return tuple(self._machine.output)
 
     def status(self) -> ModelStatus:
         """A snapshot from memory."""

@@ -114,6 +114,8 @@ class Service:
                 if gone.done():
                     break
                 gone.cancel()
+                # The reader stays taken until the cancelled task has run.
+                await asyncio.wait({gone})
                 if request.header("connection") == "close":
                     break
         except (ConnectionError, asyncio.IncompleteReadError, Close):

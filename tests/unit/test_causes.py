@@ -1,0 +1,53 @@
+"""Why an engine ended, in words that are fit for clients."""
+
+import pytest
+
+from mlx_isolate_supervisor import causes
+from mlx_isolate_supervisor.process import Exit, describe_status
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/models/a/config.json is missing", "config.json is missing"),
+        ("cannot read '/x/y z' here", "cannot read 'y z' here"),
+        ("no path: 1/2 and and/or", "no path: 1/2 and and/or"),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+        ("the repo org/name is not there", "the repo org/name is not there"),
+        ("~/models/m has no weights", "m has no weights"),
+    ],
+)
+def test_paths_are_hidden_and_nothing_else(text: str, shown: str) -> None:
+    assert causes.hide_paths(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        ((), ""),
+        (
+            ("Traceback (most recent call last):", '  File "/a/b.py", line 1', "ValueError: no"),
+            "no",
+        ),
+        (("mlx.core.SomeError: /x/y.bin is torn",), "y.bin is torn"),
+        (("plain words", ""), "plain words"),
+        (("KeyError",), ""),
+        (("x" * 1000,), "x" * 200),
+    ],
+)
+def test_last_words_hold_no_class_name_and_no_path(tail: tuple[str, ...], words: str) -> None:
+    assert causes.last_words(tail) == words
+
+
+def test_a_return_code_becomes_a_code_or_a_signal() -> None:
+    assert describe_status(3) == Exit(code=3, signal=None)
+    assert describe_status(-9) == Exit(code=None, signal="SIGKILL")
+    assert describe_status(-250) == Exit(code=None, signal="signal 250")
+
+
+def test_the_error_of_a_death_says_what_happened() -> None:
+    killed = causes.died(Exit(code=None, signal="SIGKILL"), planned=False)
+    assert "the engine was killed by SIGKILL while it had this request" in killed.message
+    assert (killed.status, killed.headers()) == (502, {"Retry-After": "1"})
+    hung = causes.hung("it reported nothing for 10 s")
+    assert (hung.status, hung.code) == (504, "engine_hung")

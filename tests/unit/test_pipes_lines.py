@@ -1,0 +1,41 @@
+"""Bytes to lines, with a longest line."""
+
+import pytest
+
+from mlx_isolate_supervisor.pipes import LineSplitter, Overlong
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_lines_do_not_depend_on_how_bytes_arrive(size: int) -> None:
+    data = b"one\ntwo\n\nthree\nrest"
+    splitter = LineSplitter(100, "drop")
+    lines: list[bytes] = []
+    for at in range(0, len(data), size):
+        lines += splitter.feed(data[at : at + size])
+    assert lines + splitter.finish() == [b"one", b"two", b"", b"three", b"rest"]
+    assert splitter.dropped == 0
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 1000])
+def test_an_overlong_line_is_dropped_once_and_the_next_is_whole(size: int) -> None:
+    data = b"a\n" + b"x" * 50 + b"\nb\n" + b"y" * 11 + b"\nc\n"
+    splitter = LineSplitter(10, "drop")
+    lines: list[bytes] = []
+    for at in range(0, len(data), size):
+        lines += splitter.feed(data[at : at + size])
+    assert lines == [b"a", b"b", b"c"]
+    assert splitter.dropped == 2
+
+
+def test_an_overlong_line_is_cut_where_nothing_may_be_lost() -> None:
+    splitter = LineSplitter(4, "cut")
+    assert splitter.feed(b"abcdefghij") == [b"abcd", b"efgh", b"ij"]
+    assert splitter.feed(b"kl\nm\n") == [b"kl", b"m"]
+
+
+@pytest.mark.parametrize("overlong", ["drop", "cut"])
+def test_memory_stays_bounded(overlong: Overlong) -> None:
+    splitter = LineSplitter(10, overlong)
+    for _ in range(1000):
+        splitter.feed(b"z" * 1000)
+    assert sum(map(len, splitter.finish())) <= 10
