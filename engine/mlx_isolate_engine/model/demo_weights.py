@@ -12,49 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_isolate_engine.model.demo_source import GemmaShape
 from mlx_isolate_engine.model.errors import ModelError
-
-HIDDEN, LAYERS, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 640, 18, 2048, 4, 1, 256, 262_144
-CONFIG: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": FFN,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": VOCAB,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "max_position_embeddings": 32_768,
-    "bos_token_id": 2,
-    "eos_token_id": [1, 106],
-    "pad_token_id": 0,
-}
 
 # Rows dequantized at a time: 16 Ki rows of the embedding are 42 MB in float32.
 CHUNK_ROWS = 16_384
-
-_OF_LAYER = {
-    "attn_norm": ("input_layernorm", (HIDDEN,)),
-    "attn_q": ("self_attn.q_proj", (HEADS * HEAD_DIM, HIDDEN)),
-    "attn_k": ("self_attn.k_proj", (KV_HEADS * HEAD_DIM, HIDDEN)),
-    "attn_v": ("self_attn.v_proj", (KV_HEADS * HEAD_DIM, HIDDEN)),
-    "attn_output": ("self_attn.o_proj", (HIDDEN, HEADS * HEAD_DIM)),
-    "attn_q_norm": ("self_attn.q_norm", (HEAD_DIM,)),
-    "attn_k_norm": ("self_attn.k_norm", (HEAD_DIM,)),
-    "post_attention_norm": ("post_attention_layernorm", (HIDDEN,)),
-    "ffn_norm": ("pre_feedforward_layernorm", (HIDDEN,)),
-    "post_ffw_norm": ("post_feedforward_layernorm", (HIDDEN,)),
-    "ffn_gate": ("mlp.gate_proj", (FFN, HIDDEN)),
-    "ffn_up": ("mlp.up_proj", (FFN, HIDDEN)),
-    "ffn_down": ("mlp.down_proj", (HIDDEN, FFN)),
-}
+# Layers in one weight file, which is what a resumed conversion need not do again.
+SHARD_LAYERS = 6
 
 
 @dataclass(frozen=True)
@@ -75,14 +39,14 @@ class Tensor:
         return count
 
 
-def shards() -> dict[str, list[Tensor]]:
-    """Weight file names with their tensors: the embedding, then three times six layers."""
-    groups = [[Tensor("token_embd.weight", "model.embed_tokens.weight", (VOCAB, HIDDEN), False)]]
-    for first in range(0, LAYERS, 6):
-        groups.append(
-            [tensor for layer in range(first, first + 6) for tensor in _layer_tensors(layer)]
-        )
-    groups[-1].append(Tensor("output_norm.weight", "model.norm.weight", (HIDDEN,), True))
+def shards(shape: GemmaShape) -> dict[str, list[Tensor]]:
+    """Weight file names with their tensors: the embedding, then six layers a file."""
+    embedding = (shape.vocab, shape.hidden)
+    groups = [[Tensor("token_embd.weight", "model.embed_tokens.weight", embedding, False)]]
+    for first in range(0, shape.layers, SHARD_LAYERS):
+        layers = range(first, min(first + SHARD_LAYERS, shape.layers))
+        groups.append([tensor for layer in layers for tensor in _layer_tensors(layer, shape)])
+    groups[-1].append(Tensor("output_norm.weight", "model.norm.weight", (shape.hidden,), True))
     count = len(groups)
     return {
         f"model-{number:05d}-of-{count:05d}.safetensors": group
@@ -90,15 +54,32 @@ def shards() -> dict[str, list[Tensor]]:
     }
 
 
-def _layer_tensors(layer: int) -> list[Tensor]:
+def _layer_tensors(layer: int, shape: GemmaShape) -> list[Tensor]:
+    hidden, head = shape.hidden, shape.head_dim
+    queries, keys = shape.heads * head, shape.kv_heads * head
+    names: dict[str, tuple[str, tuple[int, ...]]] = {
+        "attn_norm": ("input_layernorm", (hidden,)),
+        "attn_q": ("self_attn.q_proj", (queries, hidden)),
+        "attn_k": ("self_attn.k_proj", (keys, hidden)),
+        "attn_v": ("self_attn.v_proj", (keys, hidden)),
+        "attn_output": ("self_attn.o_proj", (hidden, queries)),
+        "attn_q_norm": ("self_attn.q_norm", (head,)),
+        "attn_k_norm": ("self_attn.k_norm", (head,)),
+        "post_attention_norm": ("post_attention_layernorm", (hidden,)),
+        "ffn_norm": ("pre_feedforward_layernorm", (hidden,)),
+        "post_ffw_norm": ("post_feedforward_layernorm", (hidden,)),
+        "ffn_gate": ("mlp.gate_proj", (shape.ffn, hidden)),
+        "ffn_up": ("mlp.up_proj", (shape.ffn, hidden)),
+        "ffn_down": ("mlp.down_proj", (hidden, shape.ffn)),
+    }
     return [
         Tensor(
-            f"blk.{layer}.{source}.weight",
-            f"model.layers.{layer}.{name}.weight",
-            shape,
-            source.endswith("_norm"),
+            source=f"blk.{layer}.{source}.weight",
+            name=f"model.layers.{layer}.{name}.weight",
+            shape=size,
+            is_norm=source.endswith("_norm"),
         )
-        for source, (name, shape) in _OF_LAYER.items()
+        for source, (name, size) in names.items()
     ]
 
 
@@ -107,21 +88,21 @@ def item_size(dtype: str) -> int:
     return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def index(dtype: str) -> dict[str, Any]:
+def index(shape: GemmaShape, dtype: str) -> dict[str, Any]:
     """model.safetensors.index.json."""
-    weight_map = {tensor.name: file for file, group in shards().items() for tensor in group}
-    values = sum(tensor.size for group in shards().values() for tensor in group)
+    weight_map = {tensor.name: file for file, group in shards(shape).items() for tensor in group}
+    values = sum(tensor.size for group in shards(shape).values() for tensor in group)
     return {"metadata": {"total_size": values * item_size(dtype)}, "weight_map": weight_map}
 
 
-def check_source(reader: Any) -> dict[str, Any]:
+def check_source(reader: Any, shape: GemmaShape) -> dict[str, Any]:
     """The source's tensors by name, after comparing names and shapes with what is expected.
 
     Raises:
         ModelError: `demo_broken`.
     """
     found = {str(tensor.name): tensor for tensor in reader.tensors}
-    for group in shards().values():
+    for group in shards(shape).values():
         for tensor in group:
             source = found.get(tensor.source)
             # GGUF names the fastest dimension first.

@@ -36,5 +36,5 @@ def first_sentence(error: BaseException, limit: int = 300) -> str:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a write failed for want of space or quota."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether a write failed for want of space, quota or allowed file size."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
