@@ -137,6 +137,11 @@ def kind_names(cache: Sequence[Any]) -> tuple[str, ...]:
     return tuple(sorted({type(part).__name__ for part in leaves(cache)}))
 
 
+def stands_for(cache: Sequence[Any], length: int) -> bool:
+    """Whether every part that knows its position is at exactly `length` tokens."""
+    return all(position(part) in (None, length) for part in leaves(cache))
+
+
 def usable_length(tokens: int, cache: Sequence[Any]) -> int | None:
     """How many of `tokens` tokens this cache truly stands for, after cuts that are allowed.
 

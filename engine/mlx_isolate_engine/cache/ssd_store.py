@@ -20,7 +20,7 @@ from mlx_isolate_engine.cache.array_codec import ArrayBuffers, flatten
 from mlx_isolate_engine.cache.cold_tier import ColdStats, Found
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import CacheDirectory
-from mlx_isolate_engine.cache.kinds import usable_length
+from mlx_isolate_engine.cache.kinds import stands_for
 from mlx_isolate_engine.cache.kv_file import EntryFacts, Header
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.snapshot import cut_in_place
@@ -143,14 +143,14 @@ class SsdStore:
                     buffers=self._buffers,
                     check=self._verify,
                 )
-                cut_in_place(cache, found.length)
-                if usable_length(found.length, cache) != found.length:
+                if not stands_for(cache, header.facts.length):
                     raise Damage("structure", "positions disagree with the tokens")
             finally:
                 os.close(descriptor)
         except Damage as damage:
             self._reject(record.path, damage)
             raise
+        cut_in_place(cache, found.length)
         self.directory.stamp(record.path)
         return cache
 

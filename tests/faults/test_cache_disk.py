@@ -1,0 +1,126 @@
+"""A disk that is full, limited or not writable costs entries and one warning, never an answer."""
+
+import logging
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from mlx_isolate_engine.cache.directory import CacheDirectory
+from mlx_isolate_engine.cache.kv_check import verify
+from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.restore_choice import RestoreChoice
+from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
+from tests.fakes.toy_caches import assert_same, feed
+
+IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
+LENGTH = 600
+
+
+def tier(root: Path) -> SsdStore:
+    return SsdStore(root, IDENTITY, bytes_max=1 << 30, verify=True)
+
+
+@contextmanager
+def cache_over(store: SsdStore) -> Generator[PromptCache]:
+    cold = ColdSettings(
+        tier=store, choice=RestoreChoice("always"), spill_bytes_max=1 << 28, debounce_s=0.0
+    )
+    cache = PromptCache(entries_max=50, bytes_max=1 << 28, cold=cold)
+    try:
+        yield cache
+    finally:
+        cache.close(10)
+
+
+def tokens_of(number: int) -> list[int]:
+    return [number, *range(LENGTH - 1)]
+
+
+def filled(number: int) -> list[KVCache]:
+    live = [KVCache()]
+    feed(live, tokens_of(number), 0, LENGTH)
+    return live
+
+
+def put(cache: PromptCache, number: int) -> None:
+    cache.put(tokens_of(number), filled(number), "n", "assistant")
+
+
+@contextmanager
+def file_size_limit(size: int) -> Generator[None]:
+    """No file of this process may grow beyond `size` bytes; a write in the middle fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_in_the_middle_leaves_nothing_and_is_made_up_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "cache"
+    store = tier(root)
+    store.open()
+    with cache_over(store) as cache, caplog.at_level(logging.INFO):
+        with file_size_limit(200_000):  # a header and a part of the first tensor
+            for number in range(5):
+                put(cache, number)
+                assert not cache.flush(20).durable
+            assert list(CacheDirectory(root).files()) == []
+            taken, reused = cache.take([*tokens_of(0), 7], "n")
+            assert taken is not None and reused == LENGTH, "RAM serves on"
+        assert caplog.text.count("cache.write_failed") == 1
+        evidence = cache.flush(20)
+        assert evidence.durable
+        assert evidence.failed_writes >= 5
+        assert caplog.text.count("cache.writes_resumed") == 1
+    reopened = tier(root)
+    reopened.open()
+    assert reopened.stats().entries == 5
+    for file in CacheDirectory(root).files():
+        verify(file.path)
+    with cache_over(reopened) as cache:
+        taken, _ = cache.take([*tokens_of(3), 7], "n")
+        assert taken is not None
+        assert_same(taken, filled(3))
+
+
+def test_a_directory_that_cannot_be_made_switches_off_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "cache"
+    in_the_way.write_text("a file")
+    store = tier(in_the_way)
+    with pytest.raises(OSError):
+        store.open()
+    with cache_over(store) as cache, caplog.at_level(logging.INFO):
+        put(cache, 1)
+        assert not cache.flush(20).durable
+        assert cache.take([*tokens_of(1), 7], "n")[1] == LENGTH
+        in_the_way.unlink()
+        assert cache.flush(20).durable
+    assert caplog.text.count("cache.write_failed") == 1
+    assert store.stats().entries == 1
+
+
+def test_a_directory_deleted_under_a_running_engine_is_made_anew(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    store = tier(root)
+    store.open()
+    with cache_over(store) as cache:
+        put(cache, 1)
+        assert cache.flush(20).durable
+        for file in CacheDirectory(root).files():
+            CacheDirectory(root).remove(file.path)
+        root.rmdir()
+        cache.trim_to(0)
+        assert cache.take([*tokens_of(1), 7], "n") == (None, 0)
+        put(cache, 2)
+        assert cache.flush(20).durable
+        assert store.stats().entries == 1
