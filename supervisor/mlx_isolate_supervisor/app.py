@@ -34,6 +34,7 @@ from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
 from mlx_isolate_supervisor.relay.work import add_work_routes
+from mlx_isolate_supervisor.request_log import RequestLog
 from mlx_isolate_supervisor.routes import Routes
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.layers import Resolved
@@ -278,7 +279,7 @@ class Daemon:
         install_keys(app, settings.api_keys)
         Routes(self).add_to(app)
         add_ui_routes(app, self._watch, metrics=settings.metrics)
-        add_work_routes(app, self.pool, limits, self._watch.requests)
+        add_work_routes(app, self.pool, limits, RequestLog(self._watch.requests))
         return app
 
     def _tell_start(self, sockets: Sequence[socket.socket]) -> None:

@@ -105,6 +105,18 @@ def test_logs_show_events_and_those_of_one_model(daemon: RunningDaemon) -> None:
     assert daemon.ask("GET", "/logs?lines=x").status == 400
 
 
+def test_each_request_is_one_line_with_its_id_and_without_its_text(daemon: RunningDaemon) -> None:
+    body = {"messages": [{"role": "user", "content": "a canary sings"}], "max_tokens": 2}
+    headers = {"x-request-id": "my-own-id"}
+    assert daemon.ask("POST", "/v1/chat/completions", body, headers).status == 200
+    lines = daemon.ask("GET", "/logs").body.decode().splitlines()
+    (line,) = [line for line in lines if "id=my-own-id" in line]
+    assert " request.ended " in line
+    assert "model=first" in line
+    assert "outcome=answered status=200" in line
+    assert not [line for line in lines if "canary" in line]
+
+
 def test_a_log_stream_goes_on_with_new_lines(daemon: RunningDaemon) -> None:
     import socket
 
