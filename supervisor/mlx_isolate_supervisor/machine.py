@@ -225,6 +225,9 @@ class Machine:
                 assert_never(message)
 
     def _become_ready(self, engine: Incarnation, ready: wire.Ready) -> None:
+        if engine.process.has_exited:
+            # Its exit is on the way, and has taken the socket with it.
+            return
         if not engine.has_socket():
             self._blame("start_failed", "it called itself ready without a socket")
             self._apply(Event.START_FAILED)

@@ -14,8 +14,8 @@ from typing import Any
 from mlx_isolate_supervisor.status import MemoryKind
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# From this size on the kernel's walk over a process's pages (PSS) takes milliseconds.
-_PSS_RSS_MAX = 4 << 30
+# From this size on the kernel's walk over a process's pages (PSS) takes too long for a loop.
+_PSS_RSS_MAX = 256 << 20
 
 
 def footprint(pid: int) -> tuple[int, MemoryKind] | None:

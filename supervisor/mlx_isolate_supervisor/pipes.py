@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Literal
 
 # Bytes read in one turn of the loop; without a bound a child that floods starves everything else.
-READ_BYTES = 16 * 1024
+# Each line costs its reader some microseconds, and every byte may be a line.
+READ_BYTES = 2 * 1024
 # Bytes read from a dead child's pipe; a helper process that holds its end could go on for ever.
 FINAL_BYTES_MAX = 1 << 20
 

@@ -138,6 +138,17 @@ def _popen(
     )
 
 
+def _supersedes(later: wire.Report, earlier: wire.Report) -> bool:
+    """Whether nothing is lost when only the later of two report lines is heard."""
+    match later, earlier:
+        case wire.Loading(), wire.Loading():
+            return later.stage == earlier.stage
+        case wire.Progress(), wire.Progress():
+            return True
+        case _:
+            return False
+
+
 def _humble(pid: int, nice: int) -> None:
     """Lower the priority of a fresh child, and spare the disk its core dumps."""
     with contextlib.suppress(OSError):
@@ -253,6 +264,7 @@ class EngineProcess:
             record_engine(self._run_directory.path, record)
 
     def _hear(self, lines: list[bytes]) -> None:
+        messages: list[wire.Report] = []
         for line in lines:
             try:
                 message = wire.decode_report(line)
@@ -261,6 +273,11 @@ class EngineProcess:
                 continue
             if isinstance(message, wire.Failed):
                 self.failure = message
+            # Of a flood that was read at once, the last of its kind says it all.
+            if messages and _supersedes(message, messages[-1]):
+                messages.pop()
+            messages.append(message)
+        for message in messages:
             self._listener.on_report(self, message)
 
     def _note_violation(self) -> None:
