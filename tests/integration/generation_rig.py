@@ -163,11 +163,11 @@ async def rig(
         await thread.stop()
 
 
-def run_async(test: Coroutine[Any, Any, T]) -> T:
+def run_async(test: Coroutine[Any, Any, T], deadline_s: float = TEST_DEADLINE_S) -> T:
     """Run a test's coroutine on a fresh loop, bounded."""
 
     async def bounded() -> T:
-        return await asyncio.wait_for(test, TEST_DEADLINE_S)
+        return await asyncio.wait_for(test, deadline_s)
 
     return asyncio.run(bounded())
 

@@ -8,11 +8,11 @@ from mlx_isolate_engine.completion.events import (
     ReasoningDelta,
     TokenLogprob,
 )
-from mlx_isolate_engine.generation.logprobs import LogprobLedger
+from mlx_isolate_engine.generation.decoding import StreamDecoder
+from mlx_isolate_engine.generation.ledger import LogprobLedger
 from mlx_isolate_engine.generation.plan import TextPlan
 from mlx_isolate_engine.generation.scan import Span, StateScanner, StopScanner
 from mlx_isolate_engine.generation.tool_calls import ToolCallReader, transitions_of
-from mlx_isolate_engine.generation.vocabulary import Vocabulary
 
 
 class TextAssembly:
@@ -22,12 +22,12 @@ class TextAssembly:
 
     Args:
         plan: the request's stop strings, tools and so on.
-        vocabulary: the model's.
+        decoder: a fresh one.
         tokenizer: mlx_lm's TokenizerWrapper, for the family's markers and tool parser.
     """
 
-    def __init__(self, plan: TextPlan, vocabulary: Vocabulary, tokenizer: Any) -> None:
-        self._decoder = vocabulary.decoder()
+    def __init__(self, plan: TextPlan, decoder: StreamDecoder, tokenizer: Any) -> None:
+        self._decoder = decoder
         self._stop = StopScanner(plan.stop) if plan.stop else None
         self._ledger = LogprobLedger() if plan.top_logprobs is not None else None
         self._trim = plan.trim_space
@@ -64,7 +64,7 @@ class TextAssembly:
                 text = text[1:]
                 logprob = _without_first_byte(logprob)
         if self._ledger is not None and logprob is not None:
-            self._ledger.add(logprob, text, is_partial=self._decoder.is_partial)
+            self._ledger.add(logprob, text, pending=self._decoder.pending)
         if self._states is not None and self._states.state == "reasoning":
             self.reasoning_tokens += 1
         return self._pass_on(text)

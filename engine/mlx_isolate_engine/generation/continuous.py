@@ -206,8 +206,8 @@ class ContinuousLane:
             max_tokens=[row.plan.max_tokens],
             caches=caches,
             all_tokens=[prompt.tokens[:reused]],
-            samplers=[row.make_sampler()],
-            logits_processors=[row.make_processors()],
+            samplers=[row.sampler],
+            logits_processors=[row.processors],
         )
         self._counters.active += 1
         self._prefilling[row.uid] = row
@@ -230,8 +230,8 @@ class ContinuousLane:
             max_tokens=[row.plan.max_tokens - row.generated],
             caches=[parked.cache],
             all_tokens=[parked.tokens],
-            samplers=[row.make_sampler()],
-            logits_processors=[row.make_processors()],
+            samplers=[row.sampler],
+            logits_processors=[row.processors],
         )
         self._prefilling[row.uid] = row
 

@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens, computed inside the step, and tied to the text they made."""
+"""Log probabilities of sampled tokens, computed inside the step that draws them."""
 
 from collections import deque
 from typing import Any
@@ -65,79 +65,3 @@ def _token_logprob(
         logprob=max(min(value, 0.0), -9999.0),
         top=top,
     )
-
-
-class _Entry:
-    """A token whose text is on its way: [start, end) in the raw text, and what was shown of it."""
-
-    def __init__(self, logprob: TokenLogprob, piece: str, start: int, end: int) -> None:
-        self.logprob = logprob
-        self.piece = piece
-        self.start = start
-        self.end = end
-        self.shown = ""
-
-    def show(self, begin: int, end: int) -> None:
-        self.shown += self.piece[max(0, begin - self.start) : max(0, end - self.start)]
-
-    def closed(self) -> TokenLogprob:
-        if self.shown == self.piece:
-            return self.logprob
-        return TokenLogprob(
-            token=self.shown,
-            raw=self.shown.encode(),
-            logprob=self.logprob.logprob,
-            top=self.logprob.top,
-        )
-
-
-class LogprobLedger:
-    """Gives each piece of content the tokens that made it, so that their bytes join to it.
-
-    The raw text runs through in order: every character is either taken (content) or skipped
-    (markers, reasoning, tool calls). A token that is only partly content keeps that part's bytes.
-    """
-
-    def __init__(self) -> None:
-        self._entries: deque[_Entry] = deque()
-        self._carried: list[TokenLogprob] = []
-        self._written = 0
-        self._position = 0
-
-    def add(self, logprob: TokenLogprob, piece: str, *, is_partial: bool) -> None:
-        """A token arrived that completes `piece`; partial if it also began a character."""
-        start = self._written
-        self._written += len(piece)
-        end = self._written + is_partial
-        self._entries.append(_Entry(logprob, piece, start, end))
-
-    def take(self, length: int) -> tuple[TokenLogprob, ...]:
-        """The next `length` characters are content; the tokens that they complete."""
-        begin, end = self._advance(length)
-        done, self._carried = self._carried, []
-        for entry in self._entries:
-            if entry.start >= end and entry.end > end:
-                break
-            entry.show(begin, end)
-        while self._entries and self._entries[0].end <= end:
-            done.append(self._entries.popleft().closed())
-        return tuple(done)
-
-    def skip(self, length: int) -> None:
-        """The next `length` characters are not content."""
-        _, end = self._advance(length)
-        while self._entries and self._entries[0].end <= end:
-            entry = self._entries.popleft()
-            if entry.shown:
-                self._carried.append(entry.closed())
-
-    def finish(self) -> tuple[TokenLogprob, ...]:
-        """Tokens of which a part was content, and whose rest will not come."""
-        self._carried.extend(entry.closed() for entry in self._entries if entry.shown)
-        self._entries.clear()
-        return tuple(self._carried)
-
-    def _advance(self, length: int) -> tuple[int, int]:
-        begin = self._position
-        self._position += length
-        return begin, self._position

@@ -15,9 +15,8 @@ from mlx_isolate_engine.generation.assembly import TextAssembly
 from mlx_isolate_engine.generation.logprobs import LogprobSampler
 from mlx_isolate_engine.generation.plan import Checkpoint
 from mlx_isolate_engine.generation.sampling import (
-    Processor,
-    RowGuard,
-    Sampler,
+    GuardedProcessor,
+    GuardedSampler,
     SamplerMaker,
     make_processors,
 )
@@ -71,9 +70,13 @@ class Row:
         self.prefilled = 0
         self.generated = 0
         self.checkpoints: deque[Checkpoint] = deque()
-        self.assembly = TextAssembly(self.plan.text, family.vocabulary, family.tokenizer)
-        self.guard = RowGuard()
+        self.assembly = TextAssembly(self.plan.text, family.vocabulary.decoder(), family.tokenizer)
+        self._processors = make_processors(self.plan.sampling)
+        self._sampler = family.samplers.make(self.plan.sampling)
         self._noted: LogprobSampler | None = None
+        if self.plan.text.top_logprobs is not None:
+            self._noted = LogprobSampler(self._sampler, self.plan.text.top_logprobs)
+            self._sampler = GuardedSampler(self._noted)
         self._started_at = self._first_token_at = self.submitted_at
 
     @property
@@ -86,18 +89,15 @@ class Row:
         """Tokens in its cache when all that is known so far has run."""
         return len(self.plan.prompt.tokens) + self.generated
 
-    def make_sampler(self) -> Sampler:
+    @property
+    def sampler(self) -> GuardedSampler:
         """The row's sampler; one and the same object for rows that may share it."""
-        plan = self.plan
-        sampler = self._family.samplers.make(plan.sampling)
-        if plan.text.top_logprobs is not None:
-            self._noted = LogprobSampler(sampler, plan.text.top_logprobs)
-            return self.guard.sampler(self._noted)
-        return sampler
+        return self._sampler
 
-    def make_processors(self) -> list[Processor]:
-        """The row's logits processors, guarded; they see prompt and generated tokens."""
-        return [self.guard.processor(each) for each in make_processors(self.plan.sampling)]
+    @property
+    def processors(self) -> list[GuardedProcessor]:
+        """The row's logits processors; they see prompt and generated tokens."""
+        return self._processors
 
     def start(self, reused: int) -> None:
         """The row joins a lane with `reused` tokens from the prompt cache."""
@@ -112,12 +112,13 @@ class Row:
 
     def take_token(self, token: int) -> Advance:
         """One more token was generated. What the row's own parts raise ends this row alone."""
-        if self.guard.error is None:
-            try:
-                return self._take_token(token)
-            except Exception as error:  # noqa: BLE001 - the top frame of this row
-                self.guard.error = error
-        return Advance([], None, self.guard.error)
+        for part in (self._sampler, *self._processors):
+            if part.error is not None:
+                return Advance([], None, part.error)
+        try:
+            return self._take_token(token)
+        except Exception as error:  # noqa: BLE001 - the top frame of this row
+            return Advance([], None, error)
 
     def _take_token(self, token: int) -> Advance:
         if self.generated == 0:

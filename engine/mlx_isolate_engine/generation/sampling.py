@@ -121,6 +121,48 @@ class _Xtc:
         return mx.where(remove, -mx.inf, logprobs)
 
 
+class GuardedSampler:
+    """Keeps an exception in a sampler from ending everybody's step.
+
+    The failed call gives a harmless answer, so that the batch stays consistent; whoever takes the
+    next token of a row with this sampler sees `error` and fails that row alone.
+    """
+
+    def __init__(self, inner: Sampler) -> None:
+        self._inner = inner
+        self.error: Exception | None = None
+
+    def __call__(self, logprobs: Array) -> Array:
+        """What `inner` draws, or the likeliest tokens once it has raised."""
+        if self.error is None:
+            try:
+                return self._inner(logprobs)
+            except Exception as error:  # noqa: BLE001 - the top frame of this row
+                self.error = error
+        return mx.argmax(logprobs, axis=-1)
+
+
+class GuardedProcessor:
+    """The same for a logits processor."""
+
+    def __init__(self, inner: Processor) -> None:
+        self._inner = inner
+        self.error: Exception | None = None
+
+    def __call__(self, tokens: Array, logits: Array) -> Array:
+        """What `inner` makes of the logits, or the logits as they are once it has raised."""
+        if self.error is None:
+            try:
+                return self._inner(tokens, logits)
+            except Exception as error:  # noqa: BLE001 - the top frame of this row
+                self.error = error
+        return logits
+
+
+# Greedy rows all share this one.
+GREEDY = GuardedSampler(greedy_sampler)
+
+
 class SamplerMaker:
     """Makes each row's sampler; rows that may share one get the same object.
 
@@ -134,17 +176,16 @@ class SamplerMaker:
     def __init__(self, vocabulary_size: int, spared: Sequence[int]) -> None:
         self._vocabulary_size = vocabulary_size
         self._spared = tuple(spared)
-        self._shared: dict[SamplingPlan, Sampler] = {}
+        self._shared: dict[SamplingPlan, GuardedSampler] = {}
 
-    def make(self, plan: SamplingPlan) -> Sampler:
+    def make(self, plan: SamplingPlan) -> GuardedSampler:
         """The sampler for a row."""
         if plan.temperature < GREEDY_BELOW:
-            greedy: Sampler = greedy_sampler
-            return greedy
+            return GREEDY
         if plan.seed is not None:
-            return RandomSampler(plan, self._spared, self._vocabulary_size)
+            return self._new(plan)
         # Unseeded rows with equal settings share one stream of draws.
-        plan = SamplingPlan(
+        key = SamplingPlan(
             temperature=plan.temperature,
             top_p=plan.top_p,
             top_k=plan.top_k,
@@ -152,16 +193,18 @@ class SamplerMaker:
             xtc_probability=plan.xtc_probability,
             xtc_threshold=plan.xtc_threshold,
         )
-        sampler = self._shared.get(plan)
-        if sampler is None:
+        sampler = self._shared.get(key)
+        if sampler is None or sampler.error is not None:
             if len(self._shared) >= SHARED_SAMPLERS_MAX:
                 self._shared.clear()
-            sampler = RandomSampler(plan, self._spared, self._vocabulary_size)
-            self._shared[plan] = sampler
+            sampler = self._shared[key] = self._new(key)
         return sampler
 
+    def _new(self, plan: SamplingPlan) -> GuardedSampler:
+        return GuardedSampler(RandomSampler(plan, self._spared, self._vocabulary_size))
 
-def make_processors(plan: SamplingPlan) -> list[Processor]:
+
+def make_processors(plan: SamplingPlan) -> list[GuardedProcessor]:
     """mlx-lm's logits processors for a row; [] for most."""
 
     def active(penalty: float, neutral: float, size: int) -> float | None:
@@ -177,41 +220,4 @@ def make_processors(plan: SamplingPlan) -> list[Processor]:
         frequency_penalty=active(plan.frequency_penalty, 0.0, plan.frequency_context_size),
         frequency_context_size=plan.frequency_context_size,
     )
-    return processors
-
-
-class RowGuard:
-    """Keeps an exception in one row's sampler or processors from ending everybody's step.
-
-    The failed call gives a harmless answer, so that the batch stays consistent; whoever takes the
-    row's next token sees `error` and fails that row alone.
-    """
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def sampler(self, inner: Sampler) -> Sampler:
-        """`inner`, or the likeliest token once it has raised."""
-
-        def guarded(logprobs: Array) -> Array:
-            if self.error is None:
-                try:
-                    return inner(logprobs)
-                except Exception as error:  # noqa: BLE001 - the top frame of this row
-                    self.error = error
-            return mx.argmax(logprobs, axis=-1)
-
-        return guarded
-
-    def processor(self, inner: Processor) -> Processor:
-        """`inner`, or the logits as they are once it has raised."""
-
-        def guarded(tokens: Array, logits: Array) -> Array:
-            if self.error is None:
-                try:
-                    return inner(tokens, logits)
-                except Exception as error:  # noqa: BLE001 - the top frame of this row
-                    self.error = error
-            return logits
-
-        return guarded
+    return [GuardedProcessor(each) for each in processors]

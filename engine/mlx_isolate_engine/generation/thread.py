@@ -83,6 +83,7 @@ class GenerationThread:
         self._family: ModelFamily | None = None
         self._cache: PromptCache | None = None
         self._wants_checkpoints = False
+        self._end_error: EngineError | None = None
         self.counters = Counters()
 
     # -- event loop
@@ -127,6 +128,8 @@ class GenerationThread:
         """Queue a completion; its outbox gets events and one end, unless it is given up first."""
         self.counters.submitted += 1
         self._inbox.put(("submit", ticket))
+        if self._end_error is not None:
+            self._refuse_rest(self._end_error)  # Nobody reads the inbox any more.
 
     def give_up(self, ticket: Ticket, kind: EndKind) -> None:
         """Stop a completion within one step or one piece of prefill; harmless after its end."""
@@ -179,17 +182,37 @@ class GenerationThread:
         self._deliveries.call(_set_result, self._started, self._loaded)
         try:
             self._loop(lane)
-            lane.close(EngineError("The engine is stopping.", status=503, code="engine_stopping"))
         except BaseException as error:  # noqa: BLE001 - the top frame of the thread
             log.critical("generation.failed error=%s", type(error).__name__)
-            lane.close(EngineError("The engine has failed.", status=502, code="engine_died"))
-            self._deliveries.flush()
+            self._end_all(lane, EngineError("The engine failed.", status=502, code="engine_died"))
             self._say_stopped()
             self._on_failure(error)
             return
-        self._deliveries.flush()
+        stopping = EngineError("The engine is stopping.", status=503, code="engine_stopping")
+        self._end_all(lane, stopping)
         self._give_back(lane)
         self._say_stopped()
+
+    def _end_all(self, lane: ContinuousLane, error: EngineError) -> None:
+        assert self._deliveries is not None
+        self._deliveries.flush()
+        lane.close(error)
+        self._deliveries.flush()
+        # In this order: what is submitted after the second line, its submitter refuses.
+        self._end_error = error
+        self._refuse_rest(error)
+
+    def _refuse_rest(self, error: EngineError) -> None:
+        """End what is still in the inbox; for either thread, after the loop has ended."""
+        assert self._deliveries is not None
+        while True:
+            try:
+                command, ticket = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if command == "submit" and ticket is not None:
+                self.counters.count_end("failed")
+                self._deliveries.call(ticket.outbox.deliver, [], error)
 
     def _prepare(self) -> ContinuousLane:
         assert self._deliveries is not None

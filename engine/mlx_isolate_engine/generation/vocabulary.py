@@ -1,26 +1,10 @@
-"""What each token id stands for, in bytes, and how bytes that arrive one by one become text."""
+"""What each token id stands for, in bytes, for every kind of tokenizer."""
 
-import codecs
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
 
-
-class StreamDecoder(Protocol):
-    """Text of one completion, as its tokens arrive."""
-
-    def add(self, token: int) -> str:
-        """The characters that `token` completes."""
-        ...
-
-    def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that was cut."""
-        ...
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the last token began a character that is not complete."""
-        ...
+from mlx_isolate_engine.generation.decoding import ByteDecoder, StreamDecoder
 
 
 class Vocabulary:
@@ -61,7 +45,7 @@ class Vocabulary:
         """A fresh decoder for one completion."""
         if self._pieces is None:
             return _AskingDecoder(self._tokenizer)
-        return _ByteDecoder(self)
+        return ByteDecoder(self.raw)
 
     def _find_raw(self, token: int) -> bytes:
         if self._pieces is None:
@@ -74,35 +58,17 @@ class Vocabulary:
         return self._added.get(token) or bytes(piece).replace("\u2581".encode(), b" ")
 
 
-class _ByteDecoder:
-    """Bytes to characters; a character is given out when its last byte is there."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, token: int) -> str:
-        return self._decoder.decode(self._vocabulary.raw(token))
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", True)
-
-    @property
-    def is_partial(self) -> bool:
-        return bool(self._decoder.getstate()[0])
-
-
 class _AskingDecoder:
     """For tokenizers whose text is not the sum of its tokens: mlx-lm's own detokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._detokenizer = tokenizer.detokenizer
-        self.is_partial = False
+        self.pending = 0
 
     def add(self, token: int) -> str:
         self._detokenizer.add_token(token)
         text = str(self._detokenizer.last_segment)
-        self.is_partial = not text
+        self.pending = self.pending + 1 if not text else 0
         return text
 
     def flush(self) -> str:

@@ -1,0 +1,76 @@
+"""Who joins the batch next."""
+
+from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Batch, Waiter, choose
+
+
+def waiter(tokens: int, since: float = 0.0, length: int | None = None) -> Waiter:
+    return Waiter(tokens=tokens, length=tokens if length is None else length, since=since)
+
+
+def batch(
+    prefilling: tuple[int, ...] = (),
+    decoding: int = 0,
+    allowance: int = 400,
+    longest: int = 0,
+    padded_tokens_max: int | None = None,
+    rows_max: int = 32,
+) -> Batch:
+    return Batch(
+        prefilling=prefilling,
+        decoding=decoding,
+        longest=longest,
+        rows_max=rows_max,
+        prompts_max=8,
+        allowance=allowance,
+        padded_tokens_max=padded_tokens_max,
+    )
+
+
+def test_a_short_prompt_joins_beside_long_ones_at_once() -> None:
+    long = [waiter(6000) for _ in range(7)]
+    assert choose([*long, waiter(12)], batch(prefilling=(5000,)), now=0.0) == [7]
+
+
+def test_long_prompts_run_one_by_one_on_a_slow_machine() -> None:
+    assert choose([waiter(6000), waiter(6000)], batch(allowance=300), now=0.0) == [0]
+
+
+def test_long_prompts_run_side_by_side_on_a_fast_machine() -> None:
+    waiting = [waiter(6000) for _ in range(10)]
+    assert len(choose(waiting, batch(allowance=100_000), now=0.0)) == 8
+
+
+def test_the_shorter_of_two_long_prompts_goes_first() -> None:
+    assert choose([waiter(9000), waiter(2000)], batch(), now=0.0) == [1]
+
+
+def test_a_prompt_that_has_waited_long_goes_before_all_others() -> None:
+    waiting = [waiter(12, since=20.0), waiter(9000, since=0.0), waiter(500, since=19.0)]
+    assert choose(waiting, batch(), now=AGED_AFTER_S)[0] == 1
+
+
+def test_cached_tokens_do_not_make_a_prompt_long() -> None:
+    waiting = [waiter(10, length=9000)]
+    assert choose(waiting, batch(prefilling=(5000,)), now=0.0) == [0]
+
+
+def test_rows_are_limited() -> None:
+    waiting = [waiter(5) for _ in range(10)]
+    assert len(choose(waiting, batch(decoding=30), now=0.0)) == 2
+    assert choose(waiting, batch(decoding=32), now=0.0) == []
+
+
+def test_short_prompts_at_once_are_limited() -> None:
+    assert len(choose([waiter(5) for _ in range(20)], batch(), now=0.0)) == 8
+
+
+def test_padded_memory_is_limited() -> None:
+    full = batch(decoding=3, longest=10_000, padded_tokens_max=35_000)
+    assert choose([waiter(10)], full, now=0.0) == []
+    room = batch(decoding=2, longest=10_000, padded_tokens_max=35_000)
+    assert choose([waiter(10)], room, now=0.0) == [0]
+
+
+def test_a_prompt_larger_than_the_memory_runs_alone() -> None:
+    assert choose([waiter(50_000)], batch(padded_tokens_max=100), now=0.0) == [0]
+    assert choose([waiter(50_000)], batch(decoding=1, padded_tokens_max=100), now=0.0) == []

@@ -1,0 +1,124 @@
+"""Every setting is checked before it reaches mlx-lm."""
+
+import math
+from typing import Any
+
+import pytest
+
+from mlx_isolate_engine.completion.request import (
+    CompletionRequest,
+    JsonObjectFormat,
+    SamplingRequest,
+    TextPrompt,
+    ToolChoice,
+)
+from mlx_isolate_engine.completion.resolve import (
+    check_request,
+    resolve_max_tokens,
+    resolve_sampling,
+)
+from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.errors import RequestError
+
+VOCABULARY = 512
+SETTINGS = EngineSettings(temp=0.5, top_p=0.9, top_k=7, min_p=0.1, max_tokens=100)
+
+
+def resolve(**fields: Any) -> Any:
+    return resolve_sampling(SamplingRequest(**fields), SETTINGS, VOCABULARY)
+
+
+def test_what_a_request_leaves_out_comes_from_the_settings() -> None:
+    plan = resolve()
+    assert (plan.temperature, plan.top_p, plan.top_k, plan.min_p) == (0.5, 0.9, 7, 0.1)
+    assert plan.seed is None
+
+
+def test_a_request_goes_over_the_settings() -> None:
+    plan = resolve(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert (plan.temperature, plan.top_p, plan.top_k, plan.min_p) == (0.0, 1.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, VOCABULARY, VOCABULARY + 1, 10**12])
+def test_a_top_k_that_filters_nothing_is_off(top_k: int) -> None:
+    assert resolve(top_k=top_k).top_k == 0
+
+
+def test_a_top_p_of_zero_is_greedy() -> None:
+    assert resolve(top_p=0.0, temperature=1.0).temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 2.0),
+        ("top_p", -0.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", 0.6),
+        ("repetition_penalty", -1.0),
+        ("repetition_context_size", -1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", math.inf),
+        ("frequency_context_size", -5),
+        ("logit_bias", {VOCABULARY: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {3: math.nan}),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolve(**{name: value})
+    assert caught.value.param == name
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**64 + 5, 123])
+def test_a_seed_is_taken_modulo_64_bits(seed: int) -> None:
+    assert resolve(seed=seed).seed == seed % 2**64
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "result"),
+    [
+        (None, 10, 100),
+        (5, 10, 5),
+        (-1, 10, 990),
+        (10**9, 10, 990),
+        (None, 950, 50),
+        (7, 999, 1),
+    ],
+)
+def test_max_tokens_is_what_was_asked_within_the_context(
+    asked: int | None, prompt: int, result: int
+) -> None:
+    assert resolve_max_tokens(asked, SETTINGS, prompt, 1000) == result
+
+
+@pytest.mark.parametrize("asked", [0, -2])
+def test_max_tokens_that_mean_nothing_are_refused(asked: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolve_max_tokens(asked, SETTINGS, 10, 1000)
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stop": ("",)}, "stop"),
+        ({"response_format": JsonObjectFormat()}, "response_format"),
+        ({"tool_choice": ToolChoice(mode="required")}, "tool_choice"),
+        ({"adapter": "other"}, "adapters"),
+        ({"draft_model": "other"}, "draft_model"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_not_ignored(fields: dict[str, Any], param: str) -> None:
+    request = CompletionRequest(request_id="r", prompt=TextPrompt(text="x"), **fields)
+    with pytest.raises(RequestError) as caught:
+        check_request(request)
+    assert caught.value.param == param
