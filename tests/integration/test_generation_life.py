@@ -347,7 +347,7 @@ def test_three_hundred_aborts_leak_nothing(full_model: Path) -> None:
     run_async(test())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_do_not_leak_between_concurrent_requests(parrot_model: Path, seed: int) -> None:
     source = random.Random(seed)
 
