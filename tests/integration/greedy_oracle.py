@@ -29,7 +29,8 @@ def run_oracle(model: Any, prompt: Sequence[int], count: int) -> OracleRun:
     tokens: list[int] = []
     gaps: list[float] = []
     for token, logprobs in generate_step(mx.array(list(prompt)), model, max_tokens=count):
-        best = sorted(mx.topk(logprobs, 2).tolist())
+        pair: Any = mx.topk(logprobs, 2).tolist()
+        best = sorted(pair)
         tokens.append(int(token))
         gaps.append(best[1] - best[0])
     return OracleRun(tokens, gaps)

@@ -146,7 +146,7 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         raise LookupError(where)
 
     if where == "processor":
-        make_processors = row_module.make_processors
+        make_processors = sampling.make_processors
 
         def make(plan: SamplingPlan) -> list[Any]:
             made = make_processors(plan)

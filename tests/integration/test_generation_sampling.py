@@ -106,7 +106,7 @@ def test_filters_keep_what_mlx_lms_filters_keep(case: int) -> None:
     ]
     for ours, theirs in pairs:
         assert (mx.isinf(ours) == mx.isinf(theirs)).all().item()
-        assert 0 < mx.isinf(ours).sum().item() < 300
+        assert 0 < int(mx.isinf(ours).sum()) < 300
 
 
 def test_xtc_removes_all_likely_tokens_but_the_least_likely_of_them() -> None:

@@ -112,9 +112,10 @@ class Row:
 
     def take_token(self, token: int) -> Advance:
         """One more token was generated. What the row's own parts raise ends this row alone."""
-        for part in (self._sampler, *self._processors):
-            if part.error is not None:
-                return Advance([], None, part.error)
+        failures = [self._sampler.error, *(each.error for each in self._processors)]
+        for failure in failures:
+            if failure is not None:
+                return Advance([], None, failure)
         try:
             return self._take_token(token)
         except Exception as error:  # noqa: BLE001 - the top frame of this row
