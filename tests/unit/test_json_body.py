@@ -1,7 +1,6 @@
 """Hostile request bodies end as request errors, whatever they hold."""
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -9,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_isolate_engine.protocols import anthropic, chat, completions
-from mlx_isolate_engine.protocols.anthropic_request import MessagesBody
-from mlx_isolate_engine.protocols.fields import SamplingBody
+from mlx_isolate_engine.protocols.contract import Parse
 from mlx_isolate_engine.protocols.json_body import decode_body, filter_fields
 from mlx_isolate_engine.protocols.response_store import ResponseStore
 from mlx_isolate_engine.protocols.responses import ResponsesProtocol
-from mlx_isolate_engine.protocols.responses_request import ResponsesBody
 from mlx_isolate_shared.errors import RequestError
 from tests.fakes.scripted_service import CALL
+from tests.material.request_bodies import bodies
 
 
 class Shape(msgspec.Struct):
@@ -69,63 +67,19 @@ def test_configured_fields_are_dropped_and_replaced() -> None:
     assert filter_fields(b"not read", [], {}) == b"not read"
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=10,
-)
-ROLE = st.sampled_from(["user", "system", "assistant", "tool", "developer", "foo"])
-PART = st.fixed_dictionaries({}, optional={"type": JSON | st.just("text"), "text": JSON})
-MESSAGE = st.fixed_dictionaries(
-    {},
-    optional={
-        "role": ROLE | JSON,
-        "content": st.text(max_size=5) | st.lists(PART | JSON, max_size=3) | JSON,
-        "tool_calls": JSON,
-        "name": JSON,
-    },
-)
+PARSERS: dict[str, Parse] = {
+    "/v1/chat/completions": chat.parse,
+    "/v1/completions": completions.parse,
+    "/v1/messages": anthropic.parse,
+    "/v1/responses": ResponsesProtocol(ResponseStore()).parse,
+}
 
 
-ITEM = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]),
-        "role": ROLE,
-        "content": st.text(max_size=5) | st.lists(PART, max_size=3),
-        "name": st.text(max_size=5),
-        "arguments": st.text(max_size=5),
-        "output": st.text(max_size=5),
-    },
-)
-ITEMS = st.text(max_size=5) | st.lists(ITEM, max_size=3)
-PROMPT = st.sampled_from([[{"role": "user", "content": "hi"}], "p", ["p", 1], [[1, 2]]])
-
-
-def joined(one: dict[str, Any], other: dict[str, Any]) -> bytes:
-    return json.dumps({**one, **other}).encode()
-
-
-def bodies(shape: type[msgspec.Struct]) -> st.SearchStrategy[bytes]:
-    names = [*shape.__struct_fields__, *SamplingBody.__struct_fields__, "adapters"]
-    some = st.dictionaries(st.sampled_from(names), JSON, max_size=4)
-    prompts = st.fixed_dictionaries(
-        {},
-        optional={
-            "messages": st.lists(MESSAGE, max_size=3) | PROMPT,
-            "prompt": PROMPT,
-            "input": ITEMS,
-        },
-    )
-    return st.builds(joined, prompts, some)
-
-
-@given(bodies(chat.ChatBody))
-def test_chat_parser_raises_nothing_but_request_errors(body: bytes) -> None:
+@pytest.mark.parametrize("path", PARSERS)
+@given(data=st.data())
+def test_parser_raises_nothing_but_request_errors(path: str, data: st.DataObject) -> None:
     try:
-        request = chat.parse(body, CALL)
+        request = PARSERS[path](data.draw(bodies(path)), CALL)
     except RequestError as error:
         assert 400 <= error.status < 500
         assert msgspec.json.decode(error.body())
@@ -133,34 +87,8 @@ def test_chat_parser_raises_nothing_but_request_errors(body: bytes) -> None:
         assert request.completions
 
 
-@given(bodies(completions.CompletionsBody))
-def test_completions_parser_raises_nothing_but_request_errors(body: bytes) -> None:
-    try:
-        request = completions.parse(body, CALL)
-    except RequestError as error:
-        assert 400 <= error.status < 500
-    else:
-        assert request.completions
-
-
-@given(bodies(MessagesBody))
-def test_anthropic_parser_raises_nothing_but_request_errors(body: bytes) -> None:
-    try:
-        anthropic.parse(body, CALL)
-    except RequestError as error:
-        assert 400 <= error.status < 500
-
-
-@given(bodies(ResponsesBody))
-def test_responses_parser_raises_nothing_but_request_errors(body: bytes) -> None:
-    try:
-        ResponsesProtocol(ResponseStore()).parse(body, CALL)
-    except RequestError as error:
-        assert 400 <= error.status < 500
-
-
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_parsed(body: bytes) -> None:
-    for parse in (chat.parse, completions.parse, anthropic.parse):
+def test_any_bytes_are_refused(body: bytes) -> None:
+    for parse in PARSERS.values():
         with pytest.raises(RequestError):
             parse(body, CALL)
