@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlx_isolate_supervisor import lifecycle
 from mlx_isolate_supervisor.settings import page
+from tests.architecture import conformance
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {
@@ -50,6 +51,7 @@ def pages() -> dict[Path, str]:
         architecture: architecture_page(architecture.read_text()),
         ROOT / "docs/lifecycle.md": lifecycle.document(),
         ROOT / "docs/configuration.md": page.document(),
+        ROOT / "docs/conformance.md": conformance.page(),
         ROOT / "docs/config.schema.json": page.schema_text(),
     }
 

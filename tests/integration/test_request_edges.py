@@ -77,7 +77,7 @@ def test_case_37_huge_limit_is_capped_by_the_context(engine: EngineProcess, limi
 def test_case_37_bad_value_is_400_by_name(
     engine: EngineProcess, field: str, value: Any, stream: bool
 ) -> None:
-    body = {"messages": [USER], "max_tokens": 4, "stream": stream, field: value}
+    body: dict[str, Any] = {"messages": [USER], "max_tokens": 4, "stream": stream, field: value}
     response = post(engine, **body)
     assert response.status == 400
     assert response.json["error"]["param"].startswith(field)

@@ -270,3 +270,8 @@ def test_wrong_value_is_refused_by_its_place(fields: dict[str, Any], param: str)
     with pytest.raises(RequestError) as caught:
         parse(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_metadata_comes_back() -> None:
+    metadata = {"who": "me"}
+    assert whole(parse_all(metadata=metadata), [ContentDelta(text="a")])["metadata"] == metadata

@@ -66,6 +66,7 @@ class ChatBody(Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     audio: Any = None
+    web_search_options: Any = None
 
 
 def parse(body: bytes, call: Call) -> "ChatRequest":
@@ -110,9 +111,12 @@ def _refuse_what_is_not_text(chat: ChatBody) -> None:
     if chat.functions or chat.function_call is not None:
         name = "functions" if chat.functions else "function_call"
         raise RequestError(f"'{name}' is no longer supported; use 'tools'.", param=name)
+    if chat.web_search_options is not None:
+        raise RequestError("There is no web search here.", param="web_search_options")
     if chat.audio is not None or any(kind != "text" for kind in chat.modalities or ()):
+        name = "modalities" if chat.audio is None else "audio"
         raise RequestError(
-            "This model answers in text only.", param="modalities", code="unsupported_content"
+            "This model answers in text only.", param=name, code="unsupported_content"
         )
 
 
