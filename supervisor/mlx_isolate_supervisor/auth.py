@@ -45,17 +45,24 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def install_keys(app: web.Application, keys: Sequence[str]) -> None:
-    """Guard every path of `app` but the probes; call after the edge has been installed."""
-    if not keys:
-        return
-    ring = KeyRing(keys)
+class KeyGuard:
+    """Middleware that lets in who has a key; its keys can be changed while it runs.
+
+    Args:
+        keys: any of them is right; none = no key is needed.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.ring = KeyRing(keys)
+
+    def install(self, app: web.Application) -> None:
+        """Guard every path of `app` but the probes; call after the edge has been installed."""
+        app.middlewares.append(self._check)
 
     @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what carries no right key."""
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         headers = request.headers
-        if request.path not in OPEN_PATHS and not ring.accepts(
+        if request.path not in OPEN_PATHS and not self.ring.accepts(
             headers.get("Authorization"), headers.get("x-api-key")
         ):
             raise RequestError(
@@ -65,5 +72,3 @@ def install_keys(app: web.Application, keys: Sequence[str]) -> None:
                 type="authentication_error",
             )
         return await handler(request)
-
-    app.middlewares.append(check)

@@ -189,6 +189,11 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+def set_level(level: str) -> None:
+    """Change how much is logged."""
+    _log.setLevel(level)
+
+
 class Logs(msgspec.Struct, frozen=True):
     """The handlers that are in place."""
 

@@ -9,6 +9,7 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.machine import SlotContext
 from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slot import Slot
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent
@@ -45,15 +46,18 @@ class Pool:
         clock: Clock | None = None,
         on_event: EventListener | None = None,
     ) -> None:
-        context = SlotContext(
+        self._context = SlotContext(
             command=command,
             settings=settings,
             run_directory=run_directory,
             clock=clock or SystemClock(),
             on_event=on_event,
         )
-        self._slots = tuple(Slot(spec, context) for spec in models)
-        self._by_name = _by_name(self._slots)
+        self._slots = tuple(Slot(spec, self._context) for spec in models)
+        self._by_name = _by_name(_names_of(self._slots))
+        # Slots of models that are served no longer, until their engines are gone.
+        self._leaving: dict[Slot, asyncio.Task[None]] = {}
+        self._reloading: set[asyncio.Task[None]] = set()
 
     @property
     def model_ids(self) -> tuple[str, ...]:
@@ -109,19 +113,67 @@ class Pool:
         """Forget crashes and failures of `model`; a FAILED one tries again at once."""
         self.find(model).reset()
 
+    def reconfigure(self, models: Sequence[ModelSpec]) -> ModelChanges:
+        """Serve `models` from now on; returns at once, engines follow.
+
+        A model that is the same is not touched. One that is gone takes no more requests, finishes
+        what it has and stops. One that changed is reloaded.
+
+        Raises:
+            ConfigError: two models with one name, or no model; nothing has changed then.
+        """
+        old = {slot.model_id: slot for slot in self._slots}
+        changes = compare_models([slot.spec for slot in self._slots], models)
+        new = {spec.id: Slot(spec, self._context) for spec in models if spec.id in changes.added}
+        slots = tuple(new.get(spec.id) or old[spec.id] for spec in models)
+        self._by_name = _by_name([(slot, spec) for slot, spec in zip(slots, models, strict=True)])
+        self._slots = slots
+        for spec in models:
+            if spec.id in changes.added:
+                new[spec.id].start()
+                if spec.preload:
+                    new[spec.id].want_up()
+            elif spec.id in changes.adjusted:
+                old[spec.id].adjust(spec)
+            elif spec.id in changes.replaced:
+                task = asyncio.create_task(old[spec.id].reload(spec))
+                self._reloading.add(task)
+                task.add_done_callback(self._reloading.discard)
+        for id in changes.removed:
+            self._leave(old[id])
+        return changes
+
+    def _leave(self, slot: Slot) -> None:
+        limit = self._context.settings.drain_timeout_s
+        task = asyncio.create_task(slot.stop(limit), name=f"leave {slot.model_id}")
+        self._leaving[slot] = task
+        task.add_done_callback(lambda _: self._leaving.pop(slot, None))
+
+    async def _end_leaving(self, limit_s: float) -> None:
+        """Wait for slots that leave, and cut those that would take longer than `limit_s`."""
+        leaving = dict(self._leaving)
+        if leaving:
+            _, late = await asyncio.wait(leaving.values(), timeout=limit_s)
+            for slot, task in leaving.items():
+                if task in late:
+                    slot.cut()
+            await asyncio.gather(*leaving.values())
+
     async def stop(self, shutdown_timeout_s: float) -> None:
         """Refuse new requests, drain, stop every engine; nothing is left when this returns."""
         limit = max(0.0, shutdown_timeout_s - min(STOP_MARGIN_S, shutdown_timeout_s / 4))
         try:
             async with asyncio.timeout(shutdown_timeout_s + REAP_LIMIT_S):
-                await asyncio.gather(*(slot.stop(limit) for slot in self._slots))
+                await asyncio.gather(
+                    self._end_leaving(limit), *(slot.stop(limit) for slot in self._slots)
+                )
         except TimeoutError:
             left = [slot.model_id for slot in self._slots if slot.status().pid is not None]
             log_event("pool.stop_incomplete", models=left)
 
     def cut(self) -> None:
         """Hurry a running `stop`: kill what is left now (a second signal)."""
-        for slot in self._slots:
+        for slot in (*self._slots, *self._leaving):
             slot.cut()
 
     def snapshot(self) -> tuple[ModelStatus, ...]:
@@ -133,12 +185,16 @@ class Pool:
         return self.find(model).output
 
 
-def _by_name(slots: Sequence[Slot]) -> dict[str, Slot]:
-    if not slots:
+def _names_of(slots: Sequence[Slot]) -> list[tuple[Slot, ModelSpec]]:
+    return [(slot, slot.spec) for slot in slots]
+
+
+def _by_name(served: Sequence[tuple[Slot, ModelSpec]]) -> dict[str, Slot]:
+    if not served:
         raise ConfigError("there is no model to serve.")
     names: dict[str, Slot] = {}
-    for slot in slots:
-        for name in (slot.model_id, *slot.spec.aliases):
+    for slot, spec in served:
+        for name in (spec.id, *spec.aliases):
             if names.setdefault(name, slot) is not slot:
                 raise ConfigError(
                     f"two models are called {name}; give one of them another name "

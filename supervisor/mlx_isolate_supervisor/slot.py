@@ -108,6 +108,10 @@ class Slot:
         self._post(partial(self._machine.change_spec, spec))
         await self._until(lambda: self._is_settled_after(number))
 
+    def adjust(self, spec: ModelSpec) -> None:
+        """Take a configuration that differs only in what the supervisor looks at."""
+        self._post(partial(self._machine.adjust_spec, spec))
+
     def reset(self) -> None:
         """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
         self._post(partial(self._machine.reset, "it was reset"))

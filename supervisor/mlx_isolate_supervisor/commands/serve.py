@@ -4,6 +4,7 @@ import argparse
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,9 +81,10 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
     sockets = bind(resolved.settings.host, resolved.settings.port)
     try:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
-        from mlx_isolate_supervisor.app import run_daemon
+        from mlx_isolate_supervisor.app import Launch, run_daemon
 
-        return run_daemon(resolved, sockets, engine)
+        read = partial(settings_of, args)
+        return run_daemon(Launch(resolved=resolved, sockets=sockets, read=read, engine=engine))
     finally:
         for listener in sockets:
             listener.close()

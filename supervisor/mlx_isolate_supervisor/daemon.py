@@ -1,0 +1,240 @@
+"""The running daemon: its HTTP application, its signals, its status and the order of its end.
+
+Stop: no new connections, running requests drained, engines ended, connections closed.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.auth import KeyGuard, KeyRing
+from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.display import Display, describe_ready, describe_start
+from mlx_isolate_supervisor.listening import BACKLOG, urls_of
+from mlx_isolate_supervisor.logs import LogBook, log_event, set_level
+from mlx_isolate_supervisor.memory import footprint
+from mlx_isolate_supervisor.observability import Observability
+from mlx_isolate_supervisor.pool import Pool
+from mlx_isolate_supervisor.reconfigure import Reconfiguration
+from mlx_isolate_supervisor.relay.client import client_factory, runner_options
+from mlx_isolate_supervisor.relay.edge import Edge
+from mlx_isolate_supervisor.relay.hosts import HostPolicy
+from mlx_isolate_supervisor.relay.limits import RelayLimits
+from mlx_isolate_supervisor.relay.origins import OriginPolicy
+from mlx_isolate_supervisor.relay.work import add_work_routes
+from mlx_isolate_supervisor.request_log import RequestLog
+from mlx_isolate_supervisor.routes import Routes
+from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
+from mlx_isolate_supervisor.settings.layers import Resolved
+from mlx_isolate_supervisor.status import (
+    LoadStep,
+    MemoryKind,
+    SlotEvent,
+    Status,
+    SupervisorStatus,
+    Transition,
+)
+from mlx_isolate_supervisor.ui_routes import add_ui_routes
+from mlx_isolate_supervisor.version import installed_version
+
+# Part of the shutdown timeout kept for closing connections once the engines are gone.
+CLOSING_S = 2.0
+# After a second signal connections get this long to take their last bytes.
+CUT_CLOSING_S = 0.3
+# Lifecycle events that the person at the terminal should see.
+TROUBLE = frozenset(
+    {"start_failed", "start_timeout", "hung", "stop_timeout", "lost", "circuit_opened",
+     "cannot_work"}
+)  # fmt: skip
+
+
+class Daemon:
+    """One running supervisor.
+
+    Args:
+        settings: what it runs with.
+        book: what was logged.
+        display: what a person sees.
+        run_dir: its run directory.
+        read: gathers the settings anew, for a reload.
+
+    Attributes:
+        pool: its models; set before it serves.
+    """
+
+    pool: Pool
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        book: LogBook,
+        display: Display,
+        run_dir: str,
+        read: Callable[[], Resolved],
+    ) -> None:
+        self._settings = settings
+        self._display = display
+        self._run_dir = run_dir
+        self._watch = Observability(self.status)
+        self._guard = KeyGuard(settings.api_keys)
+        self._began = time.monotonic()
+        self._stop = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._signals: list[int] = []
+        self._memory: tuple[int, MemoryKind] = (0, "rss")
+        self._memory_read_at = float("-inf")
+        self.book = book
+        self.version = installed_version()
+        self.started_at = time.time()
+        self.unlisted: set[str] = set()
+        self.load_timeout_s = settings.start_total_timeout_s
+        self._know_models()
+        self._reconfiguration = Reconfiguration(settings, read, self._apply, display.line)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a shutdown has begun."""
+        return self._stop.is_set()
+
+    def status(self) -> Status:
+        """Everything, from memory."""
+        memory_bytes, kind = self._own_memory()
+        own = SupervisorStatus(
+            pid=os.getpid(),
+            version=self.version,
+            uptime_s=time.monotonic() - self._began,
+            memory_bytes=memory_bytes,
+            memory_kind=kind,
+            run_dir=self._run_dir,
+        )
+        return Status(supervisor=own, models=self.pool.snapshot())
+
+    def _own_memory(self) -> tuple[int, MemoryKind]:
+        """Read at most once a second: the kernel walks all pages for it."""
+        now = time.monotonic()
+        if now - self._memory_read_at >= 1.0:
+            self._memory = footprint(os.getpid()) or self._memory
+            self._memory_read_at = now
+        return self._memory
+
+    def on_event(self, event: SlotEvent) -> None:
+        """Count and show a step of a model's life."""
+        self._watch.slot_event(event)
+        match event:
+            case LoadStep():
+                self._display.loading(event.model, event.loading)
+            case Transition():
+                self._show(event)
+
+    def _show(self, moved: Transition) -> None:
+        if moved.after != "starting":
+            self._display.loaded(moved.model)
+        if moved.event in TROUBLE:
+            self._display.line(f"{moved.model}: {moved.event}: {moved.reason}")
+        if moved.after == "ready" and moved.before != "ready":
+            model = next(m for m in self.pool.snapshot() if m.id == moved.model)
+            self._display.line(describe_ready(model.id, model.load_s, model.facts))
+
+    async def serve(self, sockets: Sequence[socket.socket]) -> int:
+        """Serve on `sockets` until a signal; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        limits = self._limits()
+        runner = web.AppRunner(
+            self._application(limits),
+            handle_signals=False,
+            shutdown_timeout=CLOSING_S,
+            **runner_options(limits),
+        )
+        await runner.setup()
+        connect = client_factory(runner, limits)
+        servers = [
+            await loop.create_server(connect, sock=listener, backlog=BACKLOG)
+            for listener in sockets
+        ]
+        try:
+            self.pool.start()
+            self._tell_start(sockets)
+            reloading = asyncio.create_task(self._reconfiguration.run(), name="reconfigure")
+            await self._stop.wait()
+            reloading.cancel()
+        finally:
+            await self._shut_down(servers, runner)
+        if len(self._signals) > 1:
+            return exit_codes.CUT_BASE + self._signals[1]
+        return exit_codes.OK
+
+    def _limits(self) -> RelayLimits:
+        return RelayLimits(
+            body_bytes_max=self._settings.body_bytes_max,
+            bodies_bytes_max=self._settings.max_queued_bytes,
+            header_bytes_max=self._settings.header_bytes_max,
+        )
+
+    def _application(self, limits: RelayLimits) -> web.Application:
+        settings = self._settings
+        app = web.Application()
+        origins = OriginPolicy(allowed=settings.allowed_origins)
+        hosts = HostPolicy(bound_host=settings.host, allowed=settings.allowed_hosts)
+        Edge(origins, hosts, limits.header_bytes_max).install(app)
+        self._guard.install(app)
+        Routes(self).add_to(app)
+        add_ui_routes(app, self._watch, metrics=settings.metrics)
+        add_work_routes(app, self.pool, limits, RequestLog(self._watch.requests))
+        return app
+
+    def _tell_start(self, sockets: Sequence[socket.socket]) -> None:
+        urls = urls_of(sockets)
+        models = [(model.id, model.model) for model in self._settings.models]
+        log_event("daemon.started", pid=os.getpid(), urls=",".join(urls), version=self.version)
+        self._display.line(describe_start(self.version, urls, models))
+
+    def _apply(self, new: ServeSettings) -> ModelChanges:
+        """Take over from new settings what can change while running."""
+        changes = self.pool.reconfigure(new.models)
+        self._settings = merge_live(self._settings, new)
+        self._guard.ring = KeyRing(new.api_keys)
+        set_level(new.log_level)
+        self._know_models()
+        return changes
+
+    def _know_models(self) -> None:
+        self.unlisted = {model.id for model in self._settings.models if model.unlisted}
+        self.book.track(model.id for model in self._settings.models)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP and self._settings.config_path is not None:
+            self._reconfiguration.ask()
+            return
+        self._signals.append(number)
+        name = signal.Signals(number).name
+        if len(self._signals) == 1:
+            log_event("daemon.stopping", signal=name)
+            self._display.line("stopping; once more to cut what is running")
+            self._stop.set()
+        else:
+            log_event("daemon.cut", logging.WARNING, signal=name)
+            self._cut.set()
+            self.pool.cut()
+
+    async def _shut_down(self, servers: Sequence[asyncio.Server], runner: web.AppRunner) -> None:
+        self._stop.set()
+        for server in servers:
+            server.close()
+        await self.pool.stop(max(0.0, self._settings.shutdown_timeout_s - CLOSING_S))
+        self.book.end()
+        closing = asyncio.ensure_future(runner.cleanup())
+        cut = asyncio.ensure_future(self._cut.wait())
+        await asyncio.wait({closing, cut}, return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            await asyncio.wait({closing}, timeout=CUT_CLOSING_S)
+        cut.cancel()
+        log_event("daemon.stopped", uptime_s=time.monotonic() - self._began)

@@ -1,0 +1,127 @@
+"""Reload of the configuration while the daemon runs: by SIGHUP, or when the file changes.
+
+A file that is wrong changes nothing, and the log says why.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.logs import log_event, log_failure
+from mlx_isolate_supervisor.settings.changes import ModelChanges, restart_fields
+from mlx_isolate_supervisor.settings.layers import Resolved
+
+# How often the file is looked at, and how long it must have been still: editors write in steps.
+WATCH_INTERVAL_S = 0.5
+
+FileFacts = tuple[int, int, int]
+
+
+class Reconfiguration:
+    """Reads the settings again and hands them on.
+
+    Args:
+        read: gathers the settings anew; called in a thread, since it reads files.
+        apply: makes the models of the new settings be served; on the loop.
+        tell: shows one line to a person.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        read: Callable[[], Resolved],
+        apply: Callable[[ServeSettings], ModelChanges],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._read = read
+        self._apply = apply
+        self._tell = tell
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Reload soon; several wishes at once are one."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Serve wishes, and watch the file where that is wanted; cancelled by its owner."""
+        watching: asyncio.Task[None] | None = None
+        if self._settings.watch_config and self._settings.config_path is not None:
+            watching = asyncio.create_task(self._watch(self._settings.config_path))
+        try:
+            while True:
+                await self._asked.wait()
+                self._asked.clear()
+                try:
+                    await self.reload()
+                except Exception as error:  # noqa: BLE001
+                    # The top frame of this task: a fault of ours here must not end reloading.
+                    log_failure("config.failed", error)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def reload(self) -> None:
+        """Read and apply once."""
+        try:
+            new = (await asyncio.to_thread(self._read)).settings
+        except ConfigError as error:
+            log_event("config.refused", logging.WARNING, reason=str(error))
+            self._tell(f"the configuration stays as it was: {error}")
+            return
+        late = restart_fields(self._settings, new)
+        changes = self._apply(new)
+        log_event(
+            "config.applied",
+            added=_names(changes.added),
+            removed=_names(changes.removed),
+            replaced=_names(changes.replaced),
+            adjusted=_names(changes.adjusted),
+            at_next_start=_names(late),
+        )
+        self._tell(describe_changes(changes, late))
+
+    async def _watch(self, path: str) -> None:
+        told = seen = _facts(path)
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now = _facts(path)
+            if now != seen:
+                seen = now
+            elif now != told and now is not None:
+                told = now
+                self.ask()
+
+
+def describe_changes(changes: ModelChanges, late: tuple[str, ...]) -> str:
+    """One line for a person."""
+    parts = [
+        f"{word} {', '.join(ids)}"
+        for word, ids in (
+            ("added", changes.added),
+            ("removed", changes.removed),
+            ("replaced", changes.replaced),
+            ("adjusted", changes.adjusted),
+        )
+        if ids
+    ]
+    text = "; ".join(parts) or "no model changed"
+    if late:
+        text += f"; at the next start: {', '.join(late)}"
+    return f"the configuration was reloaded: {text}"
+
+
+def _names(names: tuple[str, ...]) -> str | None:
+    return ",".join(names) or None
+
+
+def _facts(path: str) -> FileFacts | None:
+    """What changes when a file does, None while there is none."""
+    try:
+        found = os.stat(os.path.expanduser(path))
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
