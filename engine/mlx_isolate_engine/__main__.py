@@ -3,7 +3,8 @@
 import sys
 
 from mlx_isolate_engine.app import run
-from mlx_isolate_engine.model_runtime import load_runtime, prepare_model
+from mlx_isolate_engine.model_runtime import ModelLoader
 
 if __name__ == "__main__":
-    run(sys.argv[1:], load_runtime, prepare_model)
+    loader = ModelLoader()
+    run(sys.argv[1:], loader.load, loader.prepare)

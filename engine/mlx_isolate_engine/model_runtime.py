@@ -6,11 +6,11 @@ and read its spec before those seconds pass.
 
 import asyncio
 import contextlib
-import importlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_isolate_engine.ahead import Ahead, import_model_libraries, prepare_ahead
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
 
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from mlx_isolate_engine.generation.ports import LoadedModel
     from mlx_isolate_engine.generation.thread import GenerationThread
 
-_MODEL_MODULES = (
-    "mlx_isolate_engine.cache.build",
-    "mlx_isolate_engine.completion.service",
-    "mlx_isolate_engine.generation.thread",
-    "mlx_isolate_engine.model.load",
-    "mlx_isolate_engine.model.resolve",
-)
-
 log = logging.getLogger("engine.runtime")
 
 # Longest time that an engine asked to stop spends on writing its prompt cache; together with the
@@ -36,17 +28,26 @@ log = logging.getLogger("engine.runtime")
 FLUSH_AT_EXIT_S = 20.0
 
 
-def prepare_model(prepare: Prepare) -> None:
-    """Do ahead what a standby may: the imports that cost seconds."""
-    _import_model_libraries()
+class ModelLoader:
+    """Loads the real runtime, with what was prepared ahead of it."""
+
+    def __init__(self) -> None:
+        self._ahead: Ahead | None = None
+
+    def prepare(self, prepare: Prepare) -> None:
+        """Do ahead what a standby may; blocks while it does."""
+        self._ahead = prepare_ahead(prepare)
+
+    async def load(self, start: Start, loading: LoadingReport) -> Runtime:
+        """Load the model on its generation thread.
+
+        Raises:
+            ModelError: it can never work as configured, or not just now.
+        """
+        return await load_runtime(start, loading, self._ahead)
 
 
-def _import_model_libraries() -> None:
-    for name in _MODEL_MODULES:
-        importlib.import_module(name)
-
-
-async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
+async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None = None) -> Runtime:
     """Load the model on its generation thread.
 
     Raises:
@@ -54,7 +55,7 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
     """
     loading(Loading(stage="import"))
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(None, _import_model_libraries)
+    await loop.run_in_executor(None, import_model_libraries)
 
     from mlx_isolate_engine.cache.build import build_prompt_cache, check_settings, identify
     from mlx_isolate_engine.completion.service import ModelCompletionService
@@ -73,7 +74,8 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
         if settings.ssd_cache_dir is not None:
             with contextlib.suppress(OSError):  # the load says it better
                 runtime.before_load = identify(settings, folder)
-        loaded = load_model(folder, settings, loading)
+        tokenizer = ahead.tokenizer if ahead is not None and ahead.fits(folder, start) else None
+        loaded = load_model(folder, settings, loading, tokenizer)
         warm_up(loaded, loading)
         return loaded
 

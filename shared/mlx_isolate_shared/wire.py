@@ -13,9 +13,17 @@ from mlx_isolate_shared.config import EngineSettings
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """What a standby may do ahead: imports always, the tokenizer of one model if named."""
+    """What a standby may do ahead: imports always, the tokenizer of one model if named.
+
+    Attributes:
+        model: as in `Start`; None for imports alone.
+        cache_home: as in `Start`.
+        settings: of that model; its tokenizer depends on them.
+    """
 
     model: str | None = None
+    cache_home: str = ""
+    settings: EngineSettings = EngineSettings()
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

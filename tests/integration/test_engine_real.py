@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_shared.config import EXIT_CANNOT_WORK, LIFELINE_EXIT_S
-from mlx_isolate_shared.wire import Failed, Loading, Prepare, Progress
+from mlx_isolate_shared.config import EXIT_CANNOT_WORK, LIFELINE_EXIT_S, EngineSettings
+from mlx_isolate_shared.wire import Failed, Loading, Prepare, Progress, Ready
 from tests.engine_process import REAL, EngineProcess
 from tests.material.models import PARROT, SLOW, ModelSpec
 from tests.raw_http import RawClient, RawResponse, ask
@@ -185,11 +185,44 @@ def test_sigterm_cuts_a_long_stream_with_an_error_event(
         assert engine.wait_exit(10) == 0
 
 
-def test_standby_imports_ahead(model_folder: Callable[[ModelSpec], Path]) -> None:
+@pytest.mark.parametrize(
+    ("prepared", "expected"),
+    [
+        (None, True),
+        (EngineSettings(), False),
+        # Another template than the one that the start then asks for.
+        (EngineSettings(chat_template="{{ messages[0].content }}"), True),
+    ],
+)
+def test_standby_uses_the_tokenizer_that_it_loaded_ahead(
+    model_folder: Callable[[ModelSpec], Path], prepared: EngineSettings | None, expected: bool
+) -> None:
+    folder = str(model_folder(PARROT))
     with EngineProcess(REAL) as engine:
-        engine.send(Prepare())
-        engine.start(str(model_folder(PARROT)))
-        engine.wait_ready()
+        if prepared is None:
+            engine.send(Prepare())
+        else:
+            engine.send(Prepare(model=folder, settings=prepared))
+        engine.start(folder)
+        stages: list[str] = []
+        while not isinstance(report := engine.report(60), Ready):
+            assert isinstance(report, Loading), engine.log
+            stages.append(report.stage)
+        assert ("tokenizer" in stages) is expected
+        assert (
+            chat(engine, {"role": "user", "content": "quux"}).json["choices"][0]["message"][
+                "content"
+            ]
+            == "quux"
+        )
+
+
+def test_standby_survives_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with EngineProcess(REAL) as engine:
+        engine.send(Prepare(model=str(tmp_path / "nothing")))
+        engine.send(Prepare(model="demo", cache_home=str(tmp_path)))
+        engine.close(engine.spec_fd)
+        assert engine.wait_exit(60) == 0
 
 
 def test_missing_model_exits_78_with_its_reason(tmp_path: Path) -> None:
