@@ -1,6 +1,7 @@
 """The client's side of a connection as aiohttp runs it: its options, and JSON for broken HTTP."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_request import BaseRequest
 
 from mlx_isolate_shared.errors import RequestError
-from mlx_isolate_supervisor.relay.limits import RelayLimits
+from mlx_isolate_supervisor.relay.limits import CLIENT_UNSENT_BYTES_MAX, RelayLimits
 
 # How long the rest of a refused body is read and dropped, so that its sender sees the answer.
 _LINGER_S = 10.0
@@ -19,6 +20,14 @@ class ClientConnection(web.RequestHandler):
     """aiohttp's handler, except that bytes which are no HTTP get a JSON answer and no traceback."""
 
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        super().connection_made(transport)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            transport.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CLIENT_UNSENT_BYTES_MAX
+            )
 
     def handle_error(
         self,

@@ -243,7 +243,10 @@ class Conversation:
         ended: Outcome = (
             "answered" if head.status < 400 else "rejected" if head.status < 500 else "failed"
         )
-        headers = CIMultiDict(head.headers)
+        # Which pages may read an answer is the supervisor's to say, once.
+        headers = CIMultiDict(
+            field for field in head.headers if not field[0].lower().startswith("access-control-")
+        )
         if head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
             whole = await self._answer_whole(head, headers)
             self._exchange.first_byte_s = time.monotonic()

@@ -18,6 +18,10 @@ ANSWER_HELD_BYTES_MAX = 16 * MIB
 # An answer of known length up to this size is sent only once it is whole, so that a death in
 # the middle of it is still a plain status instead of a torn body.
 ANSWER_WHOLE_BYTES_MAX = 1 * MIB
+# What the kernel holds for a client beyond what is on the wire. Left to itself it takes
+# megabytes, and an engine would generate for many minutes into them before it notices that
+# nobody reads.
+CLIENT_UNSENT_BYTES_MAX = 128 * 1024
 # Places tried for one request whose engine could not be connected to at all.
 CONNECT_TRIES_MAX = 3
 # At a shutdown, the time in which requests that were cut off are told so.

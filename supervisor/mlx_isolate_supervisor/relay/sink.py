@@ -1,6 +1,9 @@
 """The client's side of an answer that was begun: raw writes under aiohttp's response."""
 
+import array
 import asyncio
+import fcntl
+import termios
 from collections.abc import Callable
 
 from aiohttp import web
@@ -62,7 +65,7 @@ class ClientSink:
             ClientStalled: it read nothing for `stall_s`.
             ConnectionError: it has gone.
         """
-        left = self._transport.get_write_buffer_size()
+        left = self._unread_bytes()
         # A task of its own: aiohttp's drain must not be cancelled by a timeout, since it would
         # find its own cancelled future at the next call.
         drained = asyncio.ensure_future(self._writer.drain())
@@ -71,12 +74,22 @@ class ClientSink:
                 await asyncio.wait((drained,), timeout=self._stall_s)
                 if drained.done():
                     return drained.result()
-                now = self._transport.get_write_buffer_size()
+                now = self._unread_bytes()
                 if now >= left:
                     raise ClientStalled
                 left = now
         finally:
             drained.cancel()
+
+    def _unread_bytes(self) -> int:
+        """What the client has not taken yet, in this process and, where it tells, the kernel."""
+        waiting = self._transport.get_write_buffer_size()
+        queued = array.array("i", [0])
+        try:
+            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        except OSError:
+            return waiting
+        return waiting + queued[0]
 
     def abort(self) -> None:
         """Drop what the client has not read, and its connection."""

@@ -67,6 +67,7 @@ class EngineSide:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
+        self.flooded_bytes = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -89,20 +90,18 @@ class EngineSide:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def flood(self, payload: bytes = b"data: " + b"x" * 1000 + b"\n\n") -> int:
-        """Send events until the relay closes the connection; how many were taken."""
+    async def flood(self, payload: bytes = b"data: " + b"x" * 1000 + b"\n\n") -> None:
+        """Send events until the relay closes the connection."""
         block = chunk(payload)
-        sent = 0
         try:
             while not self._reader.at_eof():
                 self.writer.write(block)
                 await self.writer.drain()
-                sent += 1
-                if sent % 50 == 0:
+                self.flooded_bytes += len(block)
+                if self.flooded_bytes % (50 * len(block)) == 0:
                     await asyncio.sleep(0)
         except ConnectionError:
             pass
-        return sent
 
     async def wait_closed_by_relay(self) -> None:
         """Wait for the relay to close the connection; anything else it sends is a fault."""
@@ -111,6 +110,10 @@ class EngineSide:
         except ConnectionResetError:
             rest = b""
         assert rest == b"", f"the relay sent more: {rest[:200]!r}"
+
+    def pause(self) -> None:
+        """Stop reading."""
+        cast(asyncio.Transport, self.writer.transport).pause_reading()
 
     def close(self) -> None:
         self.writer.close()
@@ -335,6 +338,10 @@ class Client:
     def pause(self) -> None:
         """Stop reading."""
         cast(asyncio.Transport, self.writer.transport).pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        cast(asyncio.Transport, self.writer.transport).resume_reading()
 
     def leave(self) -> None:
         """Close in form (FIN)."""

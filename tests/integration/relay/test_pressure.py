@@ -1,0 +1,167 @@
+"""Back-pressure: what a client that reads slowly, or not at all, may cost."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from mlx_isolate_supervisor.relay.limits import MIB, RelayLimits
+from tests.integration.relay.rig import (
+    END,
+    JSON_HEAD,
+    SSE_HEAD,
+    Client,
+    EngineSide,
+    Rig,
+    event,
+    make_rig,
+    run,
+    soon,
+)
+from tests.waiting import wait_until
+
+STALLED = 20
+# The relay's share of the 2 MiB that a stalled reader may cost in each process.
+STALLED_BYTES_MAX = 2 * MIB
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def open_stalled(rig: Rig) -> tuple[Client, EngineSide, asyncio.Task[None]]:
+    """A stream whose client has stopped reading, and whose engine is made to wait for it."""
+    client, side = await rig.open_stream()
+    client.pause()
+    flood = asyncio.create_task(side.flood())
+    await wait_until(lambda: side.is_blocked, 10, "the relay stops reading from the engine")
+    return client, side, flood
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+def test_stalled_readers_cost_little_and_slow_nobody() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            reader, side = await rig.open_stream()
+            before = memory_bytes()
+            stalled = [await open_stalled(rig) for _ in range(STALLED)]
+            assert (memory_bytes() - before) / STALLED < STALLED_BYTES_MAX
+            for _, blocked, _ in stalled:
+                # The kernel's share on the way: an engine must notice soon that nobody reads.
+                assert blocked.flooded_bytes < STALLED_BYTES_MAX
+            for number in range(200):
+                await side.send(event(str(number)))
+                assert await soon(reader.read_chunk()) == f"data: {number}\n\n".encode()
+            await side.send(END)
+            assert await reader.read_chunk() == b""
+            for client, _, _ in stalled:
+                client.reset()
+            await soon(asyncio.gather(*(flood for _, _, flood in stalled)), 5)
+
+    run(scenario())
+
+
+def test_a_stalled_reader_that_reads_again_gets_every_event() -> None:
+    count = 20_000
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side = await rig.ask(b'{"stream":true}')
+            client.pause()
+
+            async def produce() -> None:
+                await side.send(SSE_HEAD)
+                for number in range(count):
+                    await side.send(event(str(number) + "x" * 200))
+                await side.send(END)
+
+            producing = asyncio.create_task(produce())
+            await wait_until(lambda: side.is_blocked, 10)
+            assert not producing.done()
+            client.resume()
+            await client.read_head()
+            for number in range(count):
+                assert (await client.read_chunk()).startswith(f"data: {number}x".encode())
+            assert await client.read_chunk() == b""
+            await producing
+            assert await rig.slot.outcome() == "answered"
+
+    run(scenario())
+
+
+def test_a_reader_that_stays_stalled_is_cut_off_and_counted_as_cancelled() -> None:
+    async def scenario() -> None:
+        # The real time is above a minute, so that the engine's own comes first.
+        async with make_rig(RelayLimits(client_stall_s=0.2)) as rig:
+            _, _, flood = await open_stalled(rig)
+            assert await soon(rig.slot.outcome(), 5) == "cancelled"
+            await soon(flood)
+
+    run(scenario())
+
+
+def test_a_reader_that_is_slow_but_reads_is_not_cut_off() -> None:
+    async def scenario() -> None:
+        async with make_rig(RelayLimits(client_stall_s=0.3)) as rig:
+            client, _, flood = await open_stalled(rig)
+            for _ in range(10):
+                client.resume()
+                await client.reader.readexactly(400_000)
+                client.pause()
+                await asyncio.wait([flood], timeout=0.1)
+            assert not flood.done()
+            client.reset()
+            await soon(flood, 5)
+
+    run(scenario())
+
+
+def test_a_death_behind_a_stalled_reader_is_told_when_it_reads_again() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side, flood = await open_stalled(rig)
+            side.reset()
+            await flood
+            client.resume()
+            rest = await soon(client.wait_closed(), 5)
+            assert rest.endswith(END) and b'"code":"engine_died"' in rest[-300:]
+            assert await rig.slot.outcome() == "failed"
+
+    run(scenario())
+
+
+def test_a_stalled_reader_of_a_large_plain_answer_makes_the_engine_wait() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side = await rig.ask()
+            client.pause()
+            size = 32 * MIB
+            await side.send(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % size)
+            sending = asyncio.create_task(side.send(bytes(size)))
+            await wait_until(lambda: side.is_blocked, 10)
+            client.resume()
+            assert (await client.read_answer()).body == bytes(size)
+            await sending
+
+    run(scenario())
+
+
+def test_an_engine_that_does_not_read_holds_back_its_own_request_only() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            slow = await rig.connect()
+            await slow.post(b'{"x":"' + b"y" * (16 * MIB) + b'"}')
+            deaf = await rig.engine.accept()
+            deaf.pause()
+            client, side = await rig.open_stream()
+            await side.send(event("b") + END)
+            assert await soon(client.read_chunk()) == b"data: b\n\n"
+            slow.leave()
+            assert await rig.slot.outcome() == "answered"
+            assert await soon(rig.slot.outcome()) == "cancelled"
+            deaf.close()
+
+    run(scenario())
