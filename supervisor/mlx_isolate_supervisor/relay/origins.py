@@ -1,5 +1,6 @@
 """Which browser origins may call, and the CORS headers that say so; pure."""
 
+import functools
 import ipaddress
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ _EXPOSED = "x-request-id, Retry-After"
 _PREFLIGHT_AGE_S = "600"
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback_host(host: str) -> bool:
     """Whether `host` (no port, no brackets) names this machine's loopback interface."""
     name = host.rstrip(".").lower()

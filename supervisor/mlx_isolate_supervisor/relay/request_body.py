@@ -144,6 +144,13 @@ async def read_body(request: web.Request, limits: RelayLimits, hold: BodyHold) -
         if request.transport is None:
             raise ConnectionResetError("the client has gone")
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    if request.content.is_eof():
+        # The usual body came whole with its head; a deadline would cost more than reading it.
+        body = request.content.read_nowait()
+        if len(body) > limits.body_bytes_max:
+            raise too_large(limits)
+        hold.add(len(body))
+        return body
     try:
         return await _collect(request, limits, hold)
     except TimeoutError as error:

@@ -2,9 +2,13 @@
 
 import asyncio
 import select
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from mlx_isolate_supervisor.relay.framing import (
+    ONE_EVENT_BYTES_MAX,
+    ONE_EVENT_END,
+    ONE_EVENT_STARTS,
     AnswerHead,
     Body,
     ChunkedBody,
@@ -18,6 +22,9 @@ from mlx_isolate_supervisor.relay.limits import ANSWER_HEAD_BYTES_MAX
 _EARLY_BYTES_MAX = 256 * 1024
 # Below this a request's head and body leave in one write, which costs one copy.
 _JOIN_BYTES_MAX = 64 * 1024
+# How much may pass between two looks at the client's back-pressure; a look costs as much as the
+# passing of an event.
+_PRESSURE_STEP_BYTES = 16 * 1024
 
 
 class EngineGone(Exception):
@@ -42,12 +49,26 @@ class Sink(Protocol):
 
 
 class EngineConnection(asyncio.Protocol):
-    """A connection that carries one request at a time; its owner is the only one who waits on it.
+    """A connection that carries one request at a time; its owner is the only one who waits on it."""
 
-    Attributes:
-        bytes_passed: body bytes of the current answer that were handed to the sink, framing
-            included.
-    """
+    # Slots are faster to read and write, and `data_received` does little else.
+    __slots__ = (
+        "_body",
+        "_broken",
+        "_early",
+        "_early_bytes",
+        "_granted_bytes",
+        "_head",
+        "_head_bytes",
+        "_is_idle",
+        "_is_paused",
+        "_left_bytes",
+        "_single_events",
+        "_sink",
+        "_transport",
+        "_waiter",
+        "_write_event",
+    )
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -59,9 +80,15 @@ class EngineConnection(asyncio.Protocol):
         self._early: list[bytes] = []
         self._early_bytes = 0
         self._sink: Sink | None = None
+        # The sink's write while a piece that is one whole event may go there unfed.
+        self._write_event: Callable[[bytes], object] | None = None
+        self._single_events = 0
+        # What may pass until the sink is asked again whether it is full; the difference of the
+        # two is what has passed.
+        self._granted_bytes = 0
+        self._left_bytes = 0
         self._is_paused = False
         self._is_idle = True
-        self.bytes_passed = 0
 
     def __repr__(self) -> str:
         """What it is doing."""
@@ -79,7 +106,7 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes.clear()
         self._head = None
         self._body = None
-        self.bytes_passed = 0
+        self._single_events = self._granted_bytes = self._left_bytes = 0
         if len(body) <= _JOIN_BYTES_MAX:
             self._transport.write(head + body)
         else:
@@ -116,8 +143,7 @@ class EngineConnection(asyncio.Protocol):
         early = b"".join(self._early)
         self._early.clear()
         self._sink = sink
-        if early:
-            self._pass(sink, early)
+        self._pass(sink, self._body, early)
         while True:
             if self._is_paused:
                 await sink.drain()
@@ -128,9 +154,14 @@ class EngineConnection(asyncio.Protocol):
                 await self._wait()
 
     @property
+    def bytes_passed(self) -> int:
+        """Body bytes of the current answer that the sink was handed, framing included."""
+        return self._granted_bytes - self._left_bytes
+
+    @property
     def events_passed(self) -> int:
         """Chunks of the current answer that were handed out."""
-        return 0 if self._body is None else self._body.chunks
+        return self._single_events + (0 if self._body is None else self._body.chunks)
 
     @property
     def is_reusable(self) -> bool:
@@ -151,7 +182,7 @@ class EngineConnection(asyncio.Protocol):
         assert self.is_reusable
         self._early.clear()
         self._early_bytes = 0
-        self._sink = None
+        self._sink = self._write_event = None
         self._is_idle = True
         self._resume()
 
@@ -187,22 +218,26 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop; the hot path of every stream."""
-        sink = self._sink
-        if sink is None:
-            self._take_early(data)
-            return
-        body = self._body
-        assert body is not None
-        try:
-            block = body.feed(data)
-        except FramingError as error:
-            self._fail(error)
-            return
-        if block:
-            self._pass(sink, block)
-        if body.has_ended:
-            self._wake()
+        """Called by the event loop; the hot path of every stream.
+
+        A piece that is exactly one event goes straight to the client's transport. Everything
+        else is fed to the body. Every operation here is paid for by each token of each stream.
+        """
+        write = self._write_event
+        if write is not None:
+            size = len(data)
+            if (
+                size < ONE_EVENT_BYTES_MAX
+                and data.endswith(ONE_EVENT_END)
+                and data.startswith(ONE_EVENT_STARTS[size])
+            ):
+                write(data)
+                self._single_events += 1
+                self._left_bytes = left = self._left_bytes - size
+                if left < 0:
+                    self._look_at_pressure()
+                return
+        self._feed(data)
 
     def eof_received(self) -> None:
         """Called by the event loop."""
@@ -215,10 +250,33 @@ class EngineConnection(asyncio.Protocol):
 
     # The rest is private.
 
-    def _pass(self, sink: Sink, block: bytes) -> None:
-        sink.write(block)
-        self.bytes_passed += len(block)
-        if sink.writing_paused and not self._is_paused:
+    def _feed(self, data: bytes) -> None:
+        sink, body = self._sink, self._body
+        if sink is None:
+            self._take_early(data)
+            return
+        assert body is not None
+        try:
+            block = body.feed(data)
+        except FramingError as error:
+            self._fail(error)
+            return
+        self._pass(sink, body, block)
+        if body.has_ended:
+            self._wake()
+
+    def _pass(self, sink: Sink, body: Body, block: bytes) -> None:
+        if block:
+            sink.write(block)
+            self._left_bytes -= len(block)
+            self._look_at_pressure()
+        self._write_event = sink.write if body.is_at_boundary and self.bytes_passed else None
+
+    def _look_at_pressure(self) -> None:
+        assert self._sink is not None
+        self._granted_bytes += _PRESSURE_STEP_BYTES - self._left_bytes
+        self._left_bytes = _PRESSURE_STEP_BYTES
+        if self._sink.writing_paused and not self._is_paused:
             self._pause()
             self._wake()
 
