@@ -1,4 +1,4 @@
-"""What does the relay cost between a client and an engine, beside nginx and beside no relay at all?
+"""What the relay costs between a client and an engine, beside nginx and beside no relay at all.
 
 `python -m bench.bench_relay [--json FILE] [--rounds N]`. The engine is a made-up source of SSE
 events in a process of its own; the rivals take turns within every round. Not measured: networks
@@ -7,11 +7,8 @@ other than loopback, TLS, a generating engine's competition for the cores (statu
 
 import argparse
 import asyncio
-import json
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +19,8 @@ import aiohttp
 import msgspec
 import uvloop
 
-from bench.relay_rivals import Rival, find_nginx, start_nginx, start_relay, start_source
+from bench.relay_report import SMALL, Reading, Result, Sizes, describe_machine, judge, show
+from bench.relay_rivals import Child, Rival, engine_of, start_daemon, start_nginx
 
 REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -30,49 +28,6 @@ REQUEST = (
 )
 EVENT_END = b"\n\n"
 STREAM_END = b"[DONE]\n\n\r\n0\r\n\r\n"
-
-
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured.
-
-    Attributes:
-        rounds: turns that each rival takes.
-        stream_s: length of one stream.
-        rate_one: events a second of the single stream.
-        rate_many: events a second of each of the 16 streams.
-        event_bytes: size of an event.
-        requests: small requests, and first tokens, of one turn.
-    """
-
-    rounds: int = 7
-    stream_s: float = 2.0
-    rate_one: float = 200.0
-    rate_many: float = 60.0
-    event_bytes: int = 200
-    requests: int = 150
-
-
-SMALL = Sizes(rounds=1, stream_s=0.3, requests=20)
-
-
-class Reading(msgspec.Struct, kw_only=True):
-    """What one rival was measured at, one value a turn.
-
-    Attributes:
-        cpu_one_us: CPU time of the rival per event, one stream.
-        cpu_many_us: the same with 16 streams.
-        request_ms: median of small requests, sequential on one connection.
-        first_ms: median time to first event.
-        rate: events a second that the client saw, of one stream.
-        reads_per_event: reads of the client's socket per event, one stream.
-    """
-
-    cpu_one_us: list[float] = []
-    cpu_many_us: list[float] = []
-    request_ms: list[float] = []
-    first_ms: list[float] = []
-    rate: list[float] = []
-    reads_per_event: list[float] = []
 
 
 class Reader(asyncio.Protocol):
@@ -205,7 +160,7 @@ async def measure_pages(rival: Rival, sizes: Sizes) -> list[float]:
     async with aiohttp.ClientSession() as session:
         while not running.done():
             began = time.perf_counter()
-            async with session.get(f"http://127.0.0.1:{rival.address}/health") as answer:
+            async with session.get(f"http://127.0.0.1:{rival.address}/status") as answer:
                 assert answer.status == 200
                 await answer.read()
             times.append((time.perf_counter() - began) * 1000)
@@ -214,17 +169,6 @@ async def measure_pages(rival: Rival, sizes: Sizes) -> list[float]:
     for reader in readers:
         reader.close()
     return times
-
-
-class Result(msgspec.Struct, kw_only=True):
-    """Everything that one run found."""
-
-    machine: dict[str, str]
-    sizes: Sizes
-    readings: dict[str, Reading]
-    pages_ms: list[float] = []
-    start_s: list[float] = []
-    idle_memory_bytes: int = 0
 
 
 async def measure(rivals: list[Rival], sizes: Sizes, result: Result) -> None:
@@ -243,69 +187,53 @@ async def measure(rivals: list[Rival], sizes: Sizes, result: Result) -> None:
 def run(sizes: Sizes) -> Result:
     """Start everything, measure, end everything."""
     folder = Path(tempfile.mkdtemp(prefix="mi"))
-    rivals: list[Rival] = []
+    children: list[Child] = []
+    starts: list[float] = []
     try:
-        source = start_source(folder)
-        rivals.append(source)
-        engine = str(source.address)
-        starts: list[float] = []
         for _ in range(min(5, sizes.rounds)):
-            trial = start_relay(engine)
+            trial = start_daemon(folder)
             starts.append(trial.start_s)
+            engine_of(trial.port)
             trial.stop()
-        relay = start_relay(engine)
-        rivals.append(relay)
-        nginx = start_nginx(folder, engine)
+        daemon = start_daemon(folder)
+        children.append(daemon)
+        path, engine_pid = engine_of(daemon.port)
+        relay = Rival("relay", daemon.port, daemon.pid)
+        rivals = [Rival("direct", path, engine_pid), relay]
+        nginx = start_nginx(folder, path)
         if nginx is not None:
-            rivals.append(nginx)
+            children.append(nginx)
+            rivals.append(Rival("nginx", nginx.port, nginx.pid))
         result = Result(
             machine=describe_machine(),
             sizes=sizes,
             readings={rival.name: Reading() for rival in rivals},
-            start_s=[*starts, relay.start_s],
+            start_s=starts,
             idle_memory_bytes=relay.memory_bytes(),
         )
         uvloop.run(measure(rivals, sizes, result))
+        result.rows = judge(result)
         return result
     finally:
-        for rival in rivals:
-            rival.stop()
+        for child in reversed(children):
+            child.stop()
         shutil.rmtree(folder)
 
 
-def describe_machine() -> dict[str, str]:
-    """Processor, system and versions."""
-    program = find_nginx()
-    nginx = "not installed"
-    if program is not None:
-        shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True)
-        nginx = shown.stderr.strip().rpartition("/")[2]
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return {
-        "cpu": model,
-        "cores": str(len(__import__("os").sched_getaffinity(0))),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "aiohttp": aiohttp.__version__,
-        "uvloop": uvloop.__version__,
-        "nginx": nginx,
-    }
+def main() -> int:
+    """Measure, print, write; 1 when a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write everything that was found here")
+    parser.add_argument("--rounds", type=int, default=Sizes().rounds)
+    parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
+    given = parser.parse_args()
+    sizes = SMALL if given.small else Sizes(rounds=given.rounds)
+    result = run(sizes)
+    print(show(result))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    return int(any(row.holds is False for row in result.rows))
 
 
 if __name__ == "__main__":
-    r = run(Sizes(rounds=int(sys.argv[1])))
-    for n, x in r.readings.items():
-        print(
-            n,
-            {
-                k: (round(statistics.median(v), 3), round(min(v), 3), round(max(v), 3))
-                for k, v in msgspec.structs.asdict(x).items()
-            },
-        )
-    print(r.start_s, r.idle_memory_bytes, sorted(r.pages_ms)[int(len(r.pages_ms) * 0.99)])
+    sys.exit(main())

@@ -1,15 +1,18 @@
 """The processes of the relay's bench: source, relay and nginx, started, measured and ended."""
 
+import json
 import os
-import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
+from tests.waiting import wait_for
 
 START_DEADLINE_S = 20.0
 
@@ -61,21 +64,13 @@ class Rival:
 
     Attributes:
         address: a port on loopback, or the path of a unix socket.
-        start_s: from spawn to listening.
+        pid: the one process that does the work.
     """
 
-    def __init__(self, name: str, address: int | str, command: list[str]) -> None:
+    def __init__(self, name: str, address: int | str, pid: int) -> None:
         self.name = name
         self.address = address
-        began = time.perf_counter()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        self._wait_listening()
-        self.start_s = time.perf_counter() - began
-
-    @property
-    def pid(self) -> int:
-        """The one process that does the work."""
-        return self._process.pid
+        self.pid = pid
 
     def cpu_s(self) -> float:
         """User and system time so far; from schedstat, which counts in nanoseconds."""
@@ -92,43 +87,67 @@ class Rival:
         """Resident memory."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
+
+class Child:
+    """A process that listens on a port of loopback.
+
+    Attributes:
+        start_s: from spawn to listening.
+    """
+
+    def __init__(self, command: list[str], port: int, env: dict[str, str] | None = None) -> None:
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.pid = self._process.pid
+        self.port = port
+        wait_for(self._is_listening, START_DEADLINE_S, f"{command} listens")
+        self.start_s = time.perf_counter() - began
+
+    def _is_listening(self) -> bool:
+        assert self._process.poll() is None, f"{self._process.args!r} has ended"
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
     def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _wait_listening(self) -> None:
-        end = time.monotonic() + START_DEADLINE_S
-        if isinstance(self.address, str):
-            assert self._process.stdout is not None
-            ready, _, _ = select.select([self._process.stdout], [], [], START_DEADLINE_S)
-            assert ready, f"{self.name} does not listen"
-            return
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.address), timeout=1).close()
-                return
-            except ConnectionRefusedError:
-                assert self._process.poll() is None, f"{self.name} has ended"
-                assert time.monotonic() < end, f"{self.name} does not listen"
-                time.sleep(0.002)
+        """End the process, and what it started."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(START_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-def start_source(folder: Path) -> Rival:
-    """The made-up engine."""
-    path = str(folder / "engine.sock")
-    return Rival("direct", path, [sys.executable, "-m", "bench.relay_source", path])
-
-
-def start_relay(engine: str) -> Rival:
-    """The relay-only application."""
+def start_daemon(folder: Path) -> Child:
+    """The whole daemon, with a made-up engine."""
+    model = folder / "m"
+    model.mkdir(exist_ok=True)
     port = free_port()
-    return Rival("relay", port, [sys.executable, "-m", "bench.relay_server", engine, str(port)])
+    flags = ["--port", str(port), "--run-dir", str(folder / "run")]
+    command = [sys.executable, "-m", "bench.relay_daemon", "serve", str(model), *flags]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MLX_ISOLATE_", "XDG_"))}
+    return Child(command, port, env | {"HOME": str(folder)})
 
 
-def start_nginx(folder: Path, engine: str) -> Rival | None:
+def engine_of(port: int) -> tuple[str, int]:
+    """Socket path and pid of a daemon's only engine, once it is ready."""
+
+    def ready() -> tuple[str, int] | None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as answer:
+            (model,) = json.load(answer)["models"]
+        return (model["socket"], model["pid"]) if model["state"] == "ready" else None
+
+    found = wait_for(ready, START_DEADLINE_S, "the engine is ready")
+    assert found is not None
+    return found
+
+
+def start_nginx(folder: Path, engine: str) -> Child | None:
     """nginx in front of the same socket, None where it is not installed."""
     program = find_nginx()
     if program is None:
@@ -136,4 +155,4 @@ def start_nginx(folder: Path, engine: str) -> Rival | None:
     port = free_port()
     config = folder / "nginx.conf"
     config.write_text(NGINX_CONFIG.format(folder=folder, engine=engine, port=port))
-    return Rival("nginx", port, [program, "-p", str(folder), "-c", str(config)])
+    return Child([program, "-p", str(folder), "-c", str(config)], port)

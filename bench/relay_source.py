@@ -1,16 +1,20 @@
 """A made-up engine for the relay's bench: SSE events at a fixed rate, as cheap as Python allows.
 
-Run as `python -m bench.relay_source SOCKET`. All streams emit in the same steps, as the rows of a
+Spawned by the daemon of `relay_daemon.py`, as an engine is. All streams emit in the same steps, as the rows of a
 batch do. The request body is JSON with `events`, `interval_s` and `event_bytes`; without `events`
 the answer is a small JSON object.
 """
 
+import argparse
 import asyncio
-import sys
+import os
 from typing import Any, cast
 
 import msgspec
 import uvloop
+
+from mlx_isolate_shared import wire
+from mlx_isolate_shared.config import PROGRESS_INTERVAL_S
 
 _ANSWER = b'{"id":"x","object":"chat.completion","choices":[],"usage":{"total_tokens":9}}'
 WHOLE = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b") % (
@@ -96,13 +100,47 @@ class Steps:
             asyncio.get_running_loop().call_at(self._next, self._step)
 
 
-async def serve(path: str) -> None:
-    """Listen until the process is killed."""
+async def report(fd: int, path: str) -> None:
+    """Say that the socket listens, then that nothing is wrong, for ever."""
+    facts = wire.ModelFacts(
+        architecture="source",
+        parameters=0,
+        weights_bytes=0,
+        dtype="none",
+        context_length=1,
+        vocab_size=1,
+        backend="none",
+    )
+    ready = wire.Ready(pid=os.getpid(), socket_path=path, load_s=0.0, facts=facts)
+    os.write(fd, wire.encode_line(ready))
+    while True:
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
+        os.write(fd, wire.encode_line(wire.Progress()))
+
+
+async def serve(path: str, report_fd: int) -> None:
+    """Listen until the supervisor ends this process."""
     steps = Steps()
     server = await asyncio.get_running_loop().create_unix_server(lambda: Source(steps), path)
-    print("listening", flush=True)
-    await server.serve_forever()
+    async with server, asyncio.TaskGroup() as tasks:
+        tasks.create_task(report(report_fd, path))
+        await server.serve_forever()
+
+
+def main() -> None:
+    """Speak the spawn contract as far as a bench needs it."""
+    parser = argparse.ArgumentParser()
+    for name in ("--id", "--incarnation"):
+        parser.add_argument(name, required=True)
+    for name in ("--spec-fd", "--report-fd", "--lifeline-fd"):
+        parser.add_argument(name, type=int, required=True)
+    given = parser.parse_args()
+    with os.fdopen(given.spec_fd, "rb") as lines:
+        for line in lines:
+            spec = wire.decode_spec(line)
+            if isinstance(spec, wire.Start):
+                uvloop.run(serve(spec.socket_path, given.report_fd))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1]))
+    main()

@@ -239,11 +239,10 @@ def test_every_answer_carries_exactly_one_allowed_origin_or_none(
             if kind in ("plain", "stream"):
                 side = await rig.engine.accept()
                 await side.read_request()
-            if kind == "plain":
-                await side.send(whole(b"{}", b"HTTP/1.1 200 OK\r\n" + theirs))
-            if kind == "stream":
                 head = SSE_HEAD.replace(b"Cache-Control", theirs + b"Cache-Control")
-                await side.send(head + event("x") + END)
+                stream = head + event("x") + END
+                plain = whole(b"{}", b"HTTP/1.1 200 OK\r\n" + theirs)
+                await side.send(plain if kind == "plain" else stream)
             answer = await client.read_answer()
             expected = ["http://localhost:3000"] if allowed else []
             assert answer.all("access-control-allow-origin") == expected

@@ -1,0 +1,176 @@
+"""The figures of the relay's bench, beside their bounds: the table that is printed."""
+
+import os
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import uvloop
+
+from bench.relay_rivals import find_nginx
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured.
+
+    Attributes:
+        rounds: turns that each rival takes.
+        stream_s: length of one stream.
+        rate_one: events a second of the single stream.
+        rate_many: events a second of each of the 16 streams.
+        event_bytes: size of an event.
+        requests: small requests, and first tokens, of one turn.
+    """
+
+    rounds: int = 7
+    stream_s: float = 2.0
+    rate_one: float = 200.0
+    rate_many: float = 60.0
+    event_bytes: int = 200
+    requests: int = 150
+
+
+SMALL = Sizes(rounds=1, stream_s=0.3, requests=20)
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """What one rival was measured at, one value a turn.
+
+    Attributes:
+        cpu_one_us: CPU time of the rival per event, one stream.
+        cpu_many_us: the same with 16 streams.
+        request_ms: median of small requests, sequential on one connection.
+        first_ms: median time to first event.
+        rate: events a second that the client saw, of one stream.
+        reads_per_event: reads of the client's socket per event, one stream.
+    """
+
+    cpu_one_us: list[float] = []
+    cpu_many_us: list[float] = []
+    request_ms: list[float] = []
+    first_ms: list[float] = []
+    rate: list[float] = []
+    reads_per_event: list[float] = []
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One line of the table; `holds` is None where there is no bound, or nothing to compare."""
+
+    name: str
+    value: str
+    rival: str = ""
+    bound: str | None = None
+    holds: bool | None = None
+
+    @classmethod
+    def of(cls, name: str, own: list[float], rival: list[float]) -> "Row":
+        """Median and spread of both."""
+        return cls(name=name, value=spread(own), rival=spread(rival))
+
+    @classmethod
+    def bounded(
+        cls,
+        name: str,
+        value: float | None,
+        *,
+        least: float | None = None,
+        most: float | None = None,
+    ) -> "Row":
+        """One figure and what it must not pass."""
+        if value is None:
+            return cls(name=name, value="-", bound="nothing to compare")
+        bound = f"≥ {least}" if least is not None else f"≤ {most}" if most is not None else ""
+        row = cls(name=name, value=f"{value:.3f}", bound=bound)
+        if bound:
+            row.holds = (least is None or value >= least) and (most is None or value <= most)
+        return row
+
+
+def spread(values: list[float]) -> str:
+    """Median, lowest and highest."""
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.3f} ({min(values):.3f} – {max(values):.3f})"
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """Everything that one run found."""
+
+    machine: dict[str, str]
+    sizes: Sizes
+    readings: dict[str, Reading]
+    pages_ms: list[float] = []
+    start_s: list[float] = []
+    idle_memory_bytes: int = 0
+    rows: list[Row] = []
+
+
+def describe_machine() -> dict[str, str]:
+    """Processor, system, versions, and how busy the machine was with other work."""
+    program = find_nginx()
+    nginx = "not installed"
+    if program is not None:
+        shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True)
+        nginx = shown.stderr.strip().rpartition("/")[2]
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return {
+        "cpu": f"{model}, {os.cpu_count()} cores",
+        "load": f"{os.getloadavg()[0]:.1f} in the minute before",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "aiohttp": aiohttp.__version__,
+        "uvloop": uvloop.__version__,
+        "nginx": nginx,
+    }
+
+
+def judge(result: Result) -> list[Row]:
+    """Every figure beside its bound."""
+    relay, direct = result.readings["relay"], result.readings["direct"]
+    nginx = result.readings.get("nginx")
+    rows: list[Row] = []
+    for name, field in (("1 stream", "cpu_one_us"), ("16 streams", "cpu_many_us")):
+        own: list[float] = getattr(relay, field)
+        rival: list[float] = getattr(nginx, field) if nginx is not None else []
+        ratio = statistics.median(own) / statistics.median(rival) if rival else None
+        rows.append(Row.of(f"CPU per event, {name}, µs", own, rival))
+        rows.append(Row.bounded(f"CPU per event, {name}, × nginx", ratio, most=1.25))
+    for name, field in (("small request", "request_ms"), ("first event", "first_ms")):
+        own, base = getattr(relay, field), getattr(direct, field)
+        rival = getattr(nginx, field) if nginx is not None else []
+        rows.append(Row.of(f"{name} p50, ms (direct {statistics.median(base):.3f})", own, rival))
+        added = statistics.median(own) - statistics.median(base)
+        rows.append(Row.bounded(f"{name} p50, added ms", added, most=0.5))
+    ratio = statistics.median(relay.rate) / statistics.median(direct.rate)
+    rows.append(Row.bounded("events/s, 1 stream, × direct", ratio, least=0.99))
+    reads = statistics.median(relay.reads_per_event)
+    rows.append(Row.bounded("reads per event, 1 stream", reads, least=0.95))
+    pages = sorted(result.pages_ms)
+    rows.append(Row.bounded("status page p50, 8 streams, ms", pages[len(pages) // 2]))
+    page = pages[int(len(pages) * 0.99)]
+    rows.append(Row.bounded("status page p99, 8 streams, ms", page, most=10.0))
+    start = statistics.median(result.start_s)
+    rows.append(Row.bounded("start to listening, s", start, most=0.7))
+    memory = result.idle_memory_bytes / 1e6
+    rows.append(Row.bounded("idle memory, MB", memory, most=60.0))
+    return rows
+
+
+def show(result: Result) -> str:
+    """The table that a person reads."""
+    lines = [f"{name:>8}: {value}" for name, value in result.machine.items()]
+    lines.append(f"{'sizes':>8}: {msgspec.json.encode(result.sizes).decode()}")
+    lines.append("")
+    lines.append(f"{'median of the turns (lowest – highest)':<46}{'relay':<26}{'nginx':<26}")
+    for row in result.rows:
+        verdict = "" if row.holds is None else "ok" if row.holds else "MISSED"
+        rival = row.rival if row.bound is None else row.bound
+        lines.append(f"{row.name:<46}{row.value:<26}{rival:<26}{verdict}".rstrip())
+    return "\n".join(lines)
