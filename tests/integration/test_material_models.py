@@ -73,7 +73,7 @@ SENTENCES = [
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_parrot_repeats_the_assistant_and_ends(model_folder: Folder, sentence: str) -> None:
     messages = [
-        {"role": "system", "content": "You are a parrot. " * 40},
+        {"role": "system", "content": "You are a parrot. " * 8},
         {"role": "user", "content": "again"},
         {"role": "assistant", "content": sentence},
         {"role": "user", "content": "again"},
@@ -97,11 +97,42 @@ def test_parrot_repeats_a_tool_call(model_folder: Folder) -> None:
     assert (text, reason) == (call, "stop")
 
 
-def test_parrot_repeats_over_thousands_of_tokens(model_folder: Folder) -> None:
+def test_tool_calls_of_earlier_turns_are_rendered(model_folder: Folder) -> None:
+    folder = model_folder(ModelSpec(kind="parrot", template="tools", context=8192))
+    tokenizer: Any = mlx_lm.load(str(folder))[1]
+    function = {"name": "weather", "arguments": {"city": "Paris"}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert text == f"<|bos|><|user|>x<|end|><|assistant|>{call}<|end|>"
+    assert tokenizer.has_tool_calling
+
+
+def test_thinking_template_opens_or_closes_the_block(model_folder: Folder) -> None:
+    folder = model_folder(ModelSpec(kind="parrot", template="thinking", context=8192))
+    tokenizer: Any = mlx_lm.load(str(folder))[1]
+    assert tokenizer.has_thinking
+
+    def prompt(**kwargs: bool) -> str:
+        messages = [{"role": "user", "content": "x"}]
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        return text.removeprefix("<|bos|><|user|>x<|end|><|assistant|>")
+
+    assert prompt() == ""
+    assert prompt(open_thinking=True) == "<think>\n"
+    assert prompt(enable_thinking=False) == "<think>\n\n</think>\n\n"
+
+
+def test_parrot_repeats_over_a_thousand_tokens(model_folder: Folder) -> None:
     messages = [
         {"role": "user", "content": "again"},
         {"role": "assistant", "content": "The answer is 42."},
-        {"role": "user", "content": "z" * 6000 + " and again"},
+        {"role": "user", "content": "z" * 1000 + " and again"},
     ]
     text, reason, _ = said(model_folder(PARROT), messages)
     assert (text, reason) == ("The answer is 42.", "stop")

@@ -32,21 +32,21 @@ _THINKING = """\
 <|{{ message.role }}|>{{ content }}<|end|>\
 {%- endfor %}\
 {%- if add_generation_prompt %}<|assistant|>\
-{%- if enable_thinking is defined and enable_thinking is false %}<think>\\n\\n</think>\\n\\n\
-{%- elif open_thinking %}<think>\\n{% endif %}\
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}\
+{%- elif open_thinking %}{{ '<think>\\n' }}{% endif %}\
 {%- endif %}"""
 
 _TOOLS = """\
 <|bos|>\
 {%- if tools %}<|system|>Tools:\
-{%- for tool in tools %}\\n{{ tool | tojson }}{% endfor %}<|end|>{% endif %}\
+{%- for tool in tools %}{{ '\\n' ~ tool | tojson }}{% endfor %}<|end|>{% endif %}\
 {%- for message in messages %}\
 <|{{ message.role }}|>{{ message.content or '' }}\
 {%- for call in message.tool_calls or [] %}\
 {%- set tool_call = call.function if call.function is defined else call %}\
-<tool_call>\\n{"name": "{{ tool_call.name }}", "arguments": \
-{{- ' ' }}{% if tool_call.arguments is string %}{{ tool_call.arguments }}\
-{%- else %}{{ tool_call.arguments | tojson }}{% endif %}}\\n</tool_call>\
+{{ '<tool_call>\\n{"name": "' ~ tool_call.name ~ '", "arguments": ' }}\
+{%- if tool_call.arguments is string %}{{ tool_call.arguments }}\
+{%- else %}{{ tool_call.arguments | tojson }}{% endif %}{{ '}\\n</tool_call>' }}\
 {%- endfor %}<|end|>\
 {%- endfor %}\
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""

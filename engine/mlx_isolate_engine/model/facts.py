@@ -33,7 +33,6 @@ def facts_of(model: Any, tokenizer: Any, config: dict[str, Any]) -> ModelFacts:
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import get_total_parameters
 
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     dtype = _dtype_of(arrays, config, mx)
@@ -41,7 +40,7 @@ def facts_of(model: Any, tokenizer: Any, config: dict[str, Any]) -> ModelFacts:
     blas = loaded_blas() if backend == "cpu" else None
     return ModelFacts(
         architecture=str(config.get("model_type", "unknown")),
-        parameters=int(get_total_parameters(model)),
+        parameters=parameter_count(model),
         weights_bytes=sum(int(array.nbytes) for array in arrays),
         dtype=dtype,
         context_length=context_length(config, getattr(tokenizer, "model_max_length", None)),
@@ -53,6 +52,21 @@ def facts_of(model: Any, tokenizer: Any, config: dict[str, Any]) -> ModelFacts:
         mlx_lm_version=version("mlx-lm"),
         warnings=tuple(_warnings(backend, blas, dtype)),
     )
+
+
+def parameter_count(model: Any) -> int:
+    """Number of weights as the model computes with them: packed ones count one by one."""
+    from mlx.utils import tree_flatten
+
+    arrays: list[Any] = tree_flatten(model.parameters())
+    sizes = {str(name): int(array.size) for name, array in arrays}
+    for name, module in model.named_modules():
+        bits = getattr(module, "bits", None)
+        if isinstance(bits, int) and f"{name}.scales" in sizes:
+            sizes[f"{name}.weight"] = sizes[f"{name}.weight"] * 32 // bits
+            sizes[f"{name}.scales"] = 0
+            sizes.pop(f"{name}.biases", None)
+    return sum(sizes.values())
 
 
 def backend_name() -> str:

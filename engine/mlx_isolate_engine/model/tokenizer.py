@@ -9,9 +9,9 @@ from mlx_isolate_shared.config import EngineSettings
 # For `use_default_chat_template` where the tokenizer library has no default of its own.
 CHATML = """\
 {%- for message in messages %}\
-<|im_start|>{{ message.role }}\\n{{ message.content or '' }}<|im_end|>\\n\
+{{ '<|im_start|>' ~ message.role ~ '\\n' ~ (message.content or '') ~ '<|im_end|>\\n' }}\
 {%- endfor %}\
-{%- if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 def load_tokenizer(folder: Path, settings: EngineSettings, eos: Any = None) -> Any:
@@ -49,14 +49,15 @@ def load_tokenizer(folder: Path, settings: EngineSettings, eos: Any = None) -> A
 
 
 def _translated(folder: Path, error: Exception) -> ModelError:
-    text = first_sentence(error)
-    if "trust_remote_code" in text:
+    if "trust_remote_code" in str(error):
         return ModelError(
             "model_untrusted",
             f"the tokenizer of {folder} wants to run code of its own; "
             "give --trust-remote-code if you trust it.",
         )
-    return ModelError("model_broken", f"cannot load the tokenizer of {folder}: {text}")
+    return ModelError(
+        "model_broken", f"cannot load the tokenizer of {folder}: {first_sentence(error)}"
+    )
 
 
 def _template_text(settings: EngineSettings) -> str | None:
