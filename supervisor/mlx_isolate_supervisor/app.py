@@ -100,6 +100,7 @@ def slot_settings(settings: ServeSettings) -> SlotSettings:
         stop_window_s=settings.stop_timeout_s,
         watchdog_timeout_s=settings.watchdog_timeout_s,
         report_silence_s=settings.report_silence_s,
+        memory_policy=settings.memory_policy,
     )
 
 

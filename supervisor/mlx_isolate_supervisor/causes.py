@@ -70,6 +70,12 @@ def waited_in_vain(model_id: str, cause: str, retry_after_s: float) -> CapacityE
     return CapacityError(message, status=503, code="queue_timeout", retry_after_s=retry_after_s)
 
 
+def replacement_failed(model_id: str, why: str) -> CapacityError:
+    """503 for a reload whose new engine did not come up."""
+    message = f"the new engine of {model_id} did not come up, the old one serves on: "
+    return CapacityError(message + hide_paths(why), status=503, code="reload_failed")
+
+
 def queue_full(model_id: str, waiting: int) -> CapacityError:
     """429 for a request that finds the queue full."""
     message = f"{waiting} requests already wait for {model_id}."

@@ -3,7 +3,7 @@
 Pure data with a pure step; `docs/lifecycle.md` is generated from it by
 `python -m mlx_isolate_supervisor.lifecycle`. What an action does is the slot's business, and so is
 the order around an exit: a process is reaped, its socket unlinked and its end judged
-(`restart.judge`) before one of the four exit events is chosen.
+(`restart.judge`) before one of the exit events is chosen.
 """
 
 from enum import StrEnum
@@ -40,6 +40,10 @@ class Event(StrEnum):
     BACKOFF_ELAPSED = "backoff_elapsed"
     RESET = "reset"
     SPEC_CHANGED = "spec_changed"
+    REPLACE = "replace"
+    SUCCESSOR_READY = "successor_ready"
+    SUCCESSOR_LOST = "successor_lost"
+    SUCCEEDED = "succeeded"
 
 
 class Action(StrEnum):
@@ -55,6 +59,10 @@ class Action(StrEnum):
     CANCEL_TRY = "cancel_try"
     FORGET_CRASHES = "forget_crashes"
     REFUSE_WAITERS = "refuse_waiters"
+    SPAWN_SUCCESSOR = "spawn_successor"
+    END_SUCCESSOR = "end_successor"
+    SWITCH = "switch"
+    PROMOTE = "promote"
 
 
 class Transition(NamedTuple):
@@ -72,6 +80,7 @@ _TRY_NOW = Transition(State.STARTING, (_A.CANCEL_TRY, _A.FORGET_CRASHES, _A.SPAW
 _BACK_OFF = Transition(State.BACKOFF, (_A.SCHEDULE_TRY,))
 _OPEN_CIRCUIT = Transition(State.FAILED, (_A.REFUSE_WAITERS, _A.SCHEDULE_TRY))
 _GIVE_UP = Transition(State.FAILED, (_A.REFUSE_WAITERS,))
+_SUCCEED = Transition(State.STARTING, (_A.PROMOTE,))
 
 TRANSITIONS: dict[State, dict[Event, Cell]] = {
     State.STOPPED: {
@@ -90,6 +99,10 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: IGNORE,
         Event.RESET: Transition(State.STOPPED, (_A.FORGET_CRASHES,)),
         Event.SPEC_CHANGED: Transition(State.STOPPED, (_A.FORGET_CRASHES,)),
+        Event.REPLACE: Transition(State.STOPPED, (_A.FORGET_CRASHES,)),
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: IGNORE,
     },
     State.STARTING: {
         Event.WANT_UP: IGNORE,
@@ -107,13 +120,18 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: IGNORE,
         Event.RESET: Transition(State.STARTING, (_A.FORGET_CRASHES,)),
         Event.SPEC_CHANGED: Transition(State.STOPPING, (_A.FORGET_CRASHES, _A.TERMINATE)),
+        Event.REPLACE: Transition(State.STOPPING, (_A.FORGET_CRASHES, _A.TERMINATE)),
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: IGNORE,
     },
     State.READY: {
         Event.WANT_UP: IGNORE,
-        Event.WANT_DOWN: Transition(State.DRAINING, (_A.DRAIN,)),
+        Event.WANT_DOWN: Transition(State.DRAINING, (_A.END_SUCCESSOR, _A.DRAIN)),
         Event.READY: IGNORE,
         Event.START_FAILED: IGNORE,
         Event.START_TIMEOUT: IGNORE,
+        # A successor that loads already goes on; it takes over when the hung engine is gone.
         Event.HUNG: Transition(State.STOPPING, (_A.ABORT,)),
         Event.DRAINED: IGNORE,
         Event.STOP_TIMEOUT: IGNORE,
@@ -123,7 +141,13 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.CANNOT_WORK: _GIVE_UP,
         Event.BACKOFF_ELAPSED: IGNORE,
         Event.RESET: Transition(State.READY, (_A.FORGET_CRASHES,)),
-        Event.SPEC_CHANGED: Transition(State.DRAINING, (_A.FORGET_CRASHES, _A.DRAIN)),
+        Event.SPEC_CHANGED: Transition(
+            State.DRAINING, (_A.FORGET_CRASHES, _A.END_SUCCESSOR, _A.DRAIN)
+        ),
+        Event.REPLACE: Transition(State.READY, (_A.FORGET_CRASHES, _A.SPAWN_SUCCESSOR)),
+        Event.SUCCESSOR_READY: Transition(State.READY, (_A.SWITCH,)),
+        Event.SUCCESSOR_LOST: Transition(State.READY),
+        Event.SUCCEEDED: _SUCCEED,
     },
     State.DRAINING: {
         # An unload is carried through: otherwise a steady client could keep a model loaded that
@@ -143,10 +167,14 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: IGNORE,
         Event.RESET: Transition(State.DRAINING, (_A.FORGET_CRASHES,)),
         Event.SPEC_CHANGED: Transition(State.DRAINING, (_A.FORGET_CRASHES,)),
+        Event.REPLACE: Transition(State.DRAINING, (_A.FORGET_CRASHES,)),
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: IGNORE,
     },
     State.STOPPING: {
         Event.WANT_UP: IGNORE,
-        Event.WANT_DOWN: Transition(State.STOPPING, (_A.LIMIT_STOP,)),
+        Event.WANT_DOWN: Transition(State.STOPPING, (_A.END_SUCCESSOR, _A.LIMIT_STOP)),
         Event.READY: IGNORE,
         Event.START_FAILED: IGNORE,
         Event.START_TIMEOUT: IGNORE,
@@ -160,6 +188,10 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: IGNORE,
         Event.RESET: Transition(State.STOPPING, (_A.FORGET_CRASHES,)),
         Event.SPEC_CHANGED: Transition(State.STOPPING, (_A.FORGET_CRASHES,)),
+        Event.REPLACE: Transition(State.STOPPING, (_A.FORGET_CRASHES,)),
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: _SUCCEED,
     },
     State.BACKOFF: {
         Event.WANT_UP: IGNORE,
@@ -177,6 +209,10 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: Transition(State.STARTING, (_A.SPAWN,)),
         Event.RESET: _TRY_NOW,
         Event.SPEC_CHANGED: _TRY_NOW,
+        Event.REPLACE: _TRY_NOW,
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: IGNORE,
     },
     State.FAILED: {
         Event.WANT_UP: IGNORE,
@@ -194,6 +230,10 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
         Event.BACKOFF_ELAPSED: Transition(State.STARTING, (_A.SPAWN,)),
         Event.RESET: _TRY_NOW,
         Event.SPEC_CHANGED: _TRY_NOW,
+        Event.REPLACE: _TRY_NOW,
+        Event.SUCCESSOR_READY: IGNORE,
+        Event.SUCCESSOR_LOST: IGNORE,
+        Event.SUCCEEDED: IGNORE,
     },
 }
 
@@ -239,7 +279,12 @@ EVENT_TEXTS: dict[Event, str] = {
     Event.BACKOFF_ELAPSED: "The delay before a respawn, or the pause before a half-open try, is "
     "over.",
     Event.RESET: "Somebody, or changed model files, asked to forget the past.",
-    Event.SPEC_CHANGED: "The model's configuration changed, or a reload was asked.",
+    Event.SPEC_CHANGED: "The model's configuration changed, or a reload was asked, and there is "
+    "room for one engine only.",
+    Event.REPLACE: "The same, and there is room for the old and the new engine side by side.",
+    Event.SUCCESSOR_READY: "The successor reported that it listens.",
+    Event.SUCCESSOR_LOST: "The successor ended, or was ended, before it was ready.",
+    Event.SUCCEEDED: "The process is gone, and its successor is there already.",
 }
 
 ACTION_TEXTS: dict[Action, str] = {
@@ -253,6 +298,10 @@ ACTION_TEXTS: dict[Action, str] = {
     Action.SCHEDULE_TRY: "set the timer of the next try, as judged",
     Action.CANCEL_TRY: "stop that timer",
     Action.FORGET_CRASHES: "empty the restart budget",
+    Action.SPAWN_SUCCESSOR: "start a new incarnation beside the one that serves",
+    Action.END_SUCCESSOR: "end the successor, if there is one",
+    Action.SWITCH: "hand out places in the successor from now on; the old engine drains and ends",
+    Action.PROMOTE: "the successor is the engine now, ready or still loading",
     Action.REFUSE_WAITERS: "answer every waiting request with 503 and the cause",
 }
 

@@ -1,4 +1,4 @@
-"""The state of one model: applies the lifecycle table and does its actions on the engine.
+"""The state of one model: applies the lifecycle table and does its actions on the crew.
 
 Every method is called from its slot's task only, which makes the machine the single writer of what
 it holds. It never waits: what takes time comes back as a message through `post`.
@@ -6,7 +6,7 @@ it holds. It never waits: what takes time comes back as a message through `post`
 
 import random
 import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -18,11 +18,14 @@ from mlx_isolate_shared.clock import Clock
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor import causes
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.crew import Crew
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
+from mlx_isolate_supervisor.memory import available_bytes
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
-from mlx_isolate_supervisor.process import OUTPUT_LINES_MAX, EngineProcess, Exit
+from mlx_isolate_supervisor.overlap import has_room_for_two
+from mlx_isolate_supervisor.process import EngineProcess, Exit
 from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
@@ -44,6 +47,7 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         on_event: told about every transition and load step; must not block or raise.
         jitter: a random number in -1..1 for the restart delay.
+        available_bytes: memory that is free for another engine; None if unknown.
     """
 
     command: EngineCommand
@@ -52,6 +56,7 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     on_event: Callable[[SlotEvent], None] | None = None
     jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
+    available_bytes: Callable[[], int | None] = available_bytes
 
 
 class Machine:
@@ -64,9 +69,7 @@ class Machine:
     Attributes:
         wanted: the desired state, up or down.
         stop_by: when a shutdown must be done, monotonic seconds; None while none runs.
-        engine: the incarnation that lives now.
-        incarnations: how many were spawned so far.
-        output: last lines of stdout and stderr of all its incarnations, oldest first.
+        crew: its processes.
         restarts: respawns after an end that nobody asked for, by cause.
     """
 
@@ -89,11 +92,11 @@ class Machine:
         self.since = context.clock.wall()
         self.wanted = False
         self.stop_by: float | None = None
-        self.engine: Incarnation | None = None
-        self.incarnations = 0
+        self.crew = Crew(
+            context.command, context.settings, context.run_directory, now=self._now, post=post
+        )
         self.last_exit: LastExit | None = None
         self.restarts: Counter[str] = Counter()
-        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._drain_s = self._settings.drain_timeout_s
         self._files: Fingerprint = ()
         self._files_looked_at = 0.0
@@ -122,7 +125,7 @@ class Machine:
         """Another configuration, or (None) a reload with the same."""
         self.spec = spec or self.spec
         self._drain_s = self._settings.drain_timeout_s
-        self._apply(Event.SPEC_CHANGED)
+        self._apply(Event.REPLACE if self._has_room_for_two() else Event.SPEC_CHANGED)
 
     def adjust_spec(self, spec: ModelSpec) -> None:
         """Another configuration, equal in all that an engine sees."""
@@ -137,12 +140,14 @@ class Machine:
         """Go down for good, at the latest at `stop_by`."""
         self.stop_by = stop_by
         self.wanted = False
+        self.crew.retirees.shut_down(stop_by, self._drain_limit_s())
         self._apply(Event.WANT_DOWN)
 
     def cut(self) -> None:
         """End a drain, and the window of a stop, now."""
         self._apply(Event.DRAINED)
         self._apply(Event.STOP_TIMEOUT)
+        self.crew.retirees.kill()
 
     def note_completion(self, engine: Incarnation) -> None:
         """`engine` completed a completion."""
@@ -151,7 +156,9 @@ class Machine:
 
     def note_free(self, engine: Incarnation) -> None:
         """`engine` gave a place back."""
-        if engine is self.engine and not engine.leases:
+        if engine is not self.crew.engine:
+            self.crew.retirees.note_free(engine)
+        elif not engine.leases:
             self._apply(Event.DRAINED)
 
     def look_for_repair(self) -> None:
@@ -202,19 +209,19 @@ class Machine:
         """The process is reaped."""
         self._post(partial(self._exited, process, exit))
 
-    def _current(self, process: EngineProcess) -> Incarnation | None:
-        """The engine of `process`, unless it has been replaced: then its words are dropped."""
-        engine = self.engine
-        return engine if engine is not None and engine.process is process else None
+    def _is_loading(self, engine: Incarnation) -> bool:
+        return engine is self.crew.successor or (
+            engine is self.crew.engine and self.state is State.STARTING
+        )
 
     def _hear(self, process: EngineProcess, message: wire.Report) -> None:
-        if (engine := self._current(process)) is None:
+        if (engine := self.crew.find(process)) is None:
             return
         match message:
-            case wire.Loading() if self.state is State.STARTING:
+            case wire.Loading() if self._is_loading(engine):
                 engine.hear_loading(message, self._now())
                 self._tell_load_step(engine, message)
-            case wire.Ready() if self.state is State.STARTING:
+            case wire.Ready() if self._is_loading(engine) and engine.facts is None:
                 self._become_ready(engine, message)
             case wire.Progress() if engine.facts is not None:
                 engine.hear_progress(message, self._now())
@@ -233,23 +240,42 @@ class Machine:
             # Its exit is on the way, and has taken the socket with it.
             return
         if not engine.has_socket():
-            self._blame("start_failed", "it called itself ready without a socket")
-            self._apply(Event.START_FAILED)
+            self._fail_start(engine, "it called itself ready without a socket")
             return
         engine.become_ready(ready, self._now())
-        self._apply(Event.READY, f"loaded in {engine.load_s:.2f} s")
+        event = Event.SUCCESSOR_READY if engine is self.crew.successor else Event.READY
+        self._apply(event, f"loaded in {engine.load_s:.2f} s")
+
+    def _fail_start(self, engine: Incarnation, why: str) -> None:
+        fault = ("start_failed", why)
+        if engine is self.crew.successor:
+            self.crew.lose_successor(fault)
+            self._apply(Event.SUCCESSOR_LOST, why)
+        else:
+            engine.fault = fault
+            self._apply(Event.START_FAILED, why)
 
     def _report_ended(self, process: EngineProcess) -> None:
-        if self._current(process) is not None and self.state is State.STARTING:
-            self.timers.set("report_end", REPORT_END_GRACE_S)
+        engine = self.crew.find(process)
+        if engine is not None and self._is_loading(engine) and engine.facts is None:
+            self.timers.set(f"report_end {engine.number}", REPORT_END_GRACE_S)
 
     def _exited(self, process: EngineProcess, exit: Exit) -> None:
-        if (engine := self._current(process)) is None:
+        if (engine := self.crew.find(process)) is None:
             return
-        self.engine = None
-        self.last_exit = engine.last_exit(exit, self._context.clock.wall())
-        ending = engine.ending(exit, wanted=self.wanted)
-        self._judge(ending, self.last_exit, process.failure)
+        self.timers.cancel(f"report_end {engine.number}")
+        last_exit = engine.last_exit(exit, self._context.clock.wall())
+        if engine is self.crew.engine:
+            self.crew.engine = None
+            self.last_exit = last_exit
+            ending = engine.ending(exit, wanted=self.wanted)
+            self._judge(ending, last_exit, process.failure)
+        elif engine is self.crew.successor:
+            self.crew.successor = None
+            self.crew.note_lost(engine, last_exit.reason)
+            self._apply(Event.SUCCESSOR_LOST, last_exit.reason)
+        else:
+            self.crew.retirees.forget(engine)
 
     def _spawn_failed(self, incarnation: int, reason: str) -> None:
         self.last_exit = LastExit(
@@ -265,8 +291,11 @@ class Machine:
         self._judge(ending, self.last_exit, None)
 
     def _judge(self, ending: Ending, exit: LastExit, reported: wire.Failed | None) -> None:
-        for name in ("watch", "report_end", "drain", "stop"):
+        for name in ("watch", "drain", "stop"):
             self.timers.cancel(name)
+        if self.crew.successor is not None and self.wanted:
+            self._apply(Event.SUCCEEDED, exit.reason)
+            return
         judgement = judge(
             ending,
             self._budget,
@@ -292,34 +321,36 @@ class Machine:
                 self._apply(Event.DRAINED, "the drain timeout passed")
             case "stop":
                 self._apply(Event.STOP_TIMEOUT)
-            case "report_end":
-                self._blame("start_failed", "it closed its report pipe before it was ready")
-                self._apply(Event.START_FAILED)
             case "watch":
                 self._watch()
             case _:
-                raise AssertionError(name)
+                self._report_end_grace_over(int(name.removeprefix("report_end ")))
+
+    def _report_end_grace_over(self, number: int) -> None:
+        for engine in (self.crew.engine, self.crew.successor):
+            if engine is not None and engine.number == number:
+                self._fail_start(engine, "it closed its report pipe before it was ready")
 
     def _watch(self) -> None:
-        engine = self.engine
-        if engine is None:
-            return
-        if self.state is State.STARTING:
-            verdict = engine.look_at_load(self._now(), self._settings)
+        engine, successor, now = self.crew.engine, self.crew.successor, self._now()
+        if engine is not None and self.state is State.STARTING:
+            verdict = engine.look_at_load(now, self._settings)
             if verdict is not None:
-                self._blame("start_timeout", verdict)
+                engine.fault = ("start_timeout", verdict)
                 self._apply(Event.START_TIMEOUT, verdict)
-        elif self.state in (State.READY, State.DRAINING):
-            verdict = engine.look(self._now(), self._settings)
+        elif engine is not None and self.state in (State.READY, State.DRAINING):
+            verdict = engine.look(now, self._settings)
             if verdict is not None:
-                self._blame("hung", verdict)
+                engine.fault = ("hung", verdict)
                 self._apply(Event.HUNG, verdict)
-        self.timers.set("watch", self._settings.watchdog_interval_s)
-
-    def _blame(self, cause: str, why: str) -> None:
-        """Remember why the engine is about to be ended."""
-        if self.engine is not None:
-            self.engine.fault = (cause, why)
+        if successor is not None and successor.facts is None:
+            verdict = successor.look_at_load(now, self._settings)
+            if verdict is not None:
+                self.crew.lose_successor(("start_timeout", verdict))
+                self._apply(Event.SUCCESSOR_LOST, verdict)
+        self.crew.retirees.watch()
+        if not self.crew.is_empty:
+            self.timers.set("watch", self._settings.watchdog_interval_s)
 
     def _apply(self, event: Event, reason: str = "") -> None:
         cell = step(self.state, event)
@@ -333,8 +364,8 @@ class Machine:
             self._act(action)
         moved = Transition(
             model=self.spec.id,
-            incarnation=self.incarnations,
-            pid=self.engine.process.pid if self.engine else None,
+            incarnation=self.crew.engine.number if self.crew.engine else self.crew.spawned,
+            pid=self.crew.engine.process.pid if self.crew.engine else None,
             before=before.value,
             event=event.value,
             after=cell.state.value,
@@ -363,8 +394,7 @@ class Machine:
             case Action.ABORT:
                 self._end_engine(signal.SIGABRT, self._settings.abort_window_s)
             case Action.KILL:
-                if self.engine is not None:
-                    self.engine.process.send_signal(signal.SIGKILL)
+                self.crew.signal_engine(signal.SIGKILL)
             case Action.LIMIT_STOP:
                 left = self.timers.left_s("stop")
                 if left is not None:
@@ -377,48 +407,65 @@ class Machine:
                 self._budget = RestartBudget()
             case Action.REFUSE_WAITERS:
                 self._on_failed()
+            case Action.SPAWN_SUCCESSOR:
+                self._files = model_fingerprint(self.spec)
+                self.crew.spawn_successor(self.spec, self)
+            case Action.END_SUCCESSOR:
+                self.crew.end_successor()
+            case Action.SWITCH:
+                self.crew.promote(self._drain_s)
+            case Action.PROMOTE:
+                self._promote()
             case _:
                 assert_never(action)
 
     def _spawn(self) -> None:
-        self.incarnations += 1
         if self._respawn_cause is not None:
             self.restarts[self._respawn_cause] += 1
             self._respawn_cause = None
         self._failure = None
         self._files = model_fingerprint(self.spec)
         try:
-            process = EngineProcess.spawn(
-                self._context.command,
-                self.spec,
-                self.incarnations,
-                run_directory=self._context.run_directory,
-                listener=self,
-                output=self.output,
-            )
+            self.crew.spawn(self.spec, self)
         except OSError as error:
             reason = f"it could not be spawned: {error.strerror}"
-            self._post(partial(self._spawn_failed, self.incarnations, reason))
+            self._post(partial(self._spawn_failed, self.crew.spawned, reason))
             return
-        self.engine = Incarnation(process, self._now())
         self.timers.set("watch", self._settings.watchdog_interval_s)
 
+    def _promote(self) -> None:
+        engine = self.crew.promote(self._drain_s)
+        self.timers.set("watch", self._settings.watchdog_interval_s)
+        if engine.facts is not None:
+            self._post(partial(self._apply, Event.READY))
+
+    def _has_room_for_two(self) -> bool:
+        engine = self.crew.engine
+        return has_room_for_two(
+            self._settings.memory_policy,
+            footprint=engine.memory[0] if engine and engine.memory else None,
+            available=self._context.available_bytes(),
+            backend=engine.facts.backend if engine and engine.facts else "",
+        )
+
+    def _drain_limit_s(self) -> float:
+        if self.stop_by is None:
+            return self._drain_s
+        # Half of what a short shutdown has is left for the engine's own end.
+        left = self.stop_by - self._now()
+        return left - min(self._settings.stop_window_s, left / 2)
+
     def _drain(self) -> None:
-        limit = self._drain_s
-        if self.stop_by is not None:
-            # Half of what a short shutdown has is left for the engine's own end.
-            left = self.stop_by - self._now()
-            limit = left - min(self._settings.stop_window_s, left / 2)
-        self.timers.set("drain", limit)
-        if self.engine is None or not self.engine.leases:
+        self.timers.set("drain", self._drain_limit_s())
+        if self.crew.engine is None or not self.crew.engine.leases:
             self._post(partial(self._apply, Event.DRAINED))
 
     def _end_engine(self, number: signal.Signals, window_s: float) -> None:
         self.timers.cancel("drain")
         self.timers.set("stop", self._within_stop(window_s))
-        if self.engine is not None:
-            self.engine.planned = number is signal.SIGTERM
-            self.engine.process.send_signal(number)
+        if self.crew.engine is not None:
+            self.crew.engine.planned = number is signal.SIGTERM
+            self.crew.signal_engine(number)
 
     def _within_stop(self, window_s: float) -> float:
         """A window before SIGKILL, as long as a shutdown leaves it."""

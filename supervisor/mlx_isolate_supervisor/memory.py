@@ -25,6 +25,22 @@ def footprint(pid: int) -> tuple[int, MemoryKind] | None:
     return _footprint_linux(pid)
 
 
+def available_bytes() -> int | None:
+    """Memory that the system could give to a new process now; None if it does not say."""
+    if sys.platform == "linux":
+        try:
+            with open("/proc/meminfo") as table:
+                for line in table:
+                    if line.startswith("MemAvailable:"):
+                        return int(line.split()[1]) * 1024
+        except (OSError, ValueError):
+            return None
+        return None
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
 def _footprint_linux(pid: int) -> tuple[int, MemoryKind] | None:
     try:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES

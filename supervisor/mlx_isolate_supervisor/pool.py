@@ -106,7 +106,11 @@ class Pool:
         await self.find(model).unload(drain_timeout_s)
 
     async def reload(self, model: str) -> None:
-        """Drain and replace the engine; returns when the replacement is READY or FAILED."""
+        """Replace the engine, side by side where memory allows; see `Slot.reload`.
+
+        Raises:
+            CapacityError: 503, the new engine did not come up and the old one serves on.
+        """
         await self.find(model).reload()
 
     def reset(self, model: str) -> None:

@@ -42,7 +42,7 @@ class Slot:
     def __repr__(self) -> str:
         """Id, state, engine and who waits."""
         machine = self._machine
-        engine = "no engine" if machine.engine is None else repr(machine.engine)
+        engine = "no engine" if machine.crew.engine is None else repr(machine.crew.engine)
         return f"<Slot {machine.spec.id} {machine.state} {engine} waiting={len(self._line)}>"
 
     # -- What others ask for: each posts a message, and awaits its outcome ------------------------
@@ -95,16 +95,25 @@ class Slot:
 
         Requests that wait in line stay there, and bring up another engine.
         """
-        machine, number = self._machine, self._machine.incarnations
+        machine, number = self._machine, self._machine.crew.spawned
         self._post(partial(machine.want_down, drain_timeout_s))
-        await self._until(lambda: machine.engine is None or machine.engine.number > number)
+        await self._until(
+            lambda: (
+                machine.crew.is_empty
+                or (machine.crew.engine is not None and machine.crew.engine.number > number)
+            )
+        )
 
     async def reload(self, spec: ModelSpec | None = None) -> None:
-        """Drain and replace the engine (by one with `spec`); returns once that is settled.
+        """Replace the engine (by one with `spec`); returns once the new one serves, or FAILED.
 
-        A model that is down only takes the new configuration.
+        Where memory allows, the new one loads beside the old one, which then drains; else the old
+        one drains first. A model that is down only takes the new configuration.
+
+        Raises:
+            CapacityError: 503, the new one did not come up and the old one serves on.
         """
-        number = self._machine.incarnations
+        number = self._machine.crew.spawned
         self._post(partial(self._machine.change_spec, spec))
         await self._until(lambda: self._is_settled_after(number))
 
@@ -124,7 +133,9 @@ class Slot:
         if self._is_cut:
             # A second signal may come before the first has got here.
             self._post(self._machine.cut)
-        await self._until(lambda: self._machine.state is State.STOPPED)
+        await self._until(
+            lambda: self._machine.state is State.STOPPED and self._machine.crew.is_empty
+        )
         self._machine.timers.cancel_all()
         self._is_over = True
         if self._task is not None:
@@ -138,24 +149,24 @@ class Slot:
     @property
     def output(self) -> tuple[str, ...]:
         """The last lines of output of this model's engines, oldest first."""
-        return tuple(self._machine.output)
+        return tuple(self._machine.crew.output)
 
     def status(self) -> ModelStatus:
         """A snapshot from memory."""
-        machine, engine = self._machine, self._machine.engine
+        machine, engine = self._machine, self._machine.crew.engine
         return ModelStatus(
             id=machine.spec.id,
             aliases=machine.spec.aliases,
             desired="up" if machine.wanted else "down",
             state=machine.state.value,
             pid=engine.process.pid if engine else None,
-            incarnation=machine.incarnations,
+            incarnation=engine.number if engine else machine.crew.spawned,
             socket=engine.socket_path if engine else None,
             since=machine.since,
             restarts=machine.restarts.total(),
             restarts_by_cause=dict(machine.restarts),
             last_exit=machine.last_exit,
-            active=len(engine.leases) if engine else 0,
+            active=(len(engine.leases) if engine else 0) + machine.crew.retirees.places_held,
             queued=len(self._line),
             load_s=engine.load_s if engine else None,
             memory_bytes=engine.memory[0] if engine and engine.memory else None,
@@ -165,6 +176,7 @@ class Slot:
             progress=engine.progress if engine else None,
             failure=machine.failure,
             next_try_s=machine.next_try_s if machine.state is State.BACKOFF else None,
+            replacement=machine.crew.replacement,
         )
 
     # -- The task ---------------------------------------------------------------------------------
@@ -209,10 +221,16 @@ class Slot:
             return self._machine.failed_error()
         return self._machine.state is State.READY
 
-    def _is_settled_after(self, number: int) -> bool:
-        if self._machine.state in (State.READY, State.FAILED):
-            return self._machine.incarnations > number
-        return self._machine.state is State.STOPPED
+    def _is_settled_after(self, number: int) -> bool | CapacityError:
+        machine = self._machine
+        replacement = machine.crew.replacement
+        if replacement is not None and replacement.error and replacement.incarnation > number:
+            return causes.replacement_failed(self.model_id, replacement.error)
+        if machine.state is State.READY and machine.crew.engine is not None:
+            return machine.crew.engine.number > number
+        if machine.state is State.FAILED:
+            return machine.crew.spawned > number
+        return machine.state is State.STOPPED
 
     def _shut_down(self, stop_by: float) -> None:
         self._line.refuse_all(causes.shutting_down)
@@ -242,7 +260,7 @@ class Slot:
         self._line.refuse(waiter, self._waited_in_vain())
 
     def _has_place(self) -> bool:
-        engine = self._machine.engine
+        engine = self._machine.crew.engine
         return (
             self._machine.state is State.READY
             and engine is not None
@@ -250,7 +268,7 @@ class Slot:
         )
 
     def _grant(self) -> None:
-        while self._has_place() and (engine := self._machine.engine) is not None:
+        while self._has_place() and (engine := self._machine.crew.engine) is not None:
             lease = self._line.grant_first(partial(self._make_lease, engine))
             if lease is None:
                 return

@@ -4,6 +4,8 @@ import sys
 
 import msgspec
 
+from mlx_isolate_supervisor.config import MemoryPolicy
+
 
 class EngineCommand(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is started; tests put a fake engine here.
@@ -62,6 +64,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         report_silence_s: no report line for this long is hung.
         stall_timeout_s: how long an engine may wait for a client that does not read.
         watchdog_interval_s: how often the watchdog looks.
+        memory_policy: on a reload, load the new engine beside the old one (`keep_then_commit`),
+            or end the old one first (`evict_first`); `auto` goes by the memory that is free.
     """
 
     queue_timeout_s: float = 300.0
@@ -75,4 +79,5 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     report_silence_s: float = 10.0
     stall_timeout_s: float = 60.0
     watchdog_interval_s: float = 0.5
+    memory_policy: MemoryPolicy = "auto"
     restart: RestartSettings = RestartSettings()

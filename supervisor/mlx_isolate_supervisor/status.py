@@ -52,19 +52,34 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     retry_in_s: float | None = None
 
 
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A new engine that loads beside the one that serves, or the last one that failed to.
+
+    Attributes:
+        loading: its last word, None if it said nothing yet.
+        error: why it failed; None while it loads. The old engine serves on.
+    """
+
+    incarnation: int
+    pid: int | None
+    loading: wire.Loading | None = None
+    error: str | None = None
+
+
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One model.
 
     Attributes:
         since: when `state` was entered, seconds since the epoch.
         restarts: respawns after an end that nobody asked for, since the supervisor's start.
-        active: requests that hold a place in the engine.
+        active: requests that hold a place in the engine, or still run in the one before it.
         queued: requests that wait in the supervisor.
         load_s: how long the running incarnation took to load.
         memory_bytes: the engine process's memory; `memory_kind` says which measure.
         loading: the last word of a load, while STARTING.
         progress: the running engine's last counters.
         next_try_s: time to the respawn, while BACKOFF.
+        replacement: the successor that a reload or a changed configuration started.
     """
 
     id: str
@@ -88,6 +103,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     progress: wire.Progress | None
     failure: Failure | None
     next_try_s: float | None
+    replacement: Replacement | None = None
 
 
 class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from mlx_isolate_shared.errors import HttpError
+from mlx_isolate_supervisor.config import MemoryPolicy
 from mlx_isolate_supervisor.lifecycle import Event, State, step
 from mlx_isolate_supervisor.slot_settings import SlotSettings
 from mlx_isolate_supervisor.status import Transition
@@ -127,17 +129,18 @@ def check_table(transitions: list[Transition]) -> None:
         state = cell.state
 
 
-def walk(seed: int, steps: int) -> None:
+def walk(seed: int, steps: int, policy: MemoryPolicy) -> None:
+    settings = msgspec.structs.replace(SETTINGS, memory_policy=policy)
+
     async def main() -> None:
         rng = random.Random(seed)
-        async with pool_rig(places=2, settings=SETTINGS) as rig:
+        async with pool_rig(places=2, settings=settings) as rig:
             walk = Walk(rig, rng)
             for _ in range(steps):
                 walk.act()
                 await asyncio.sleep(rng.choice([0.0, 0.0, 0.01, 0.05]))
                 status = rig.status()
-                assert status.active <= 2 and status.queued <= 8, status
-                assert len(rig.records()) <= 1
+                assert status.queued <= 8, status
             rig.set_faults("m")
             rig.pool.reset("m")
             outcomes = await asyncio.gather(*walk.requests, return_exceptions=True)
@@ -149,13 +152,14 @@ def walk(seed: int, steps: int) -> None:
             check_table(rig.transitions)
             rig.pool.reset("m")
             assert (await rig.complete()).status == 200
+            await wait_until(lambda: len(rig.records()) == 1, 10, "one engine is left")
 
     run(main(), 60 + steps * 0.5)
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_random_walk_keeps_every_promise(number: int) -> None:
-    seed = int(os.environ.get("MLX_ISOLATE_TEST_SEED", time.time_ns() % 1_000_000)) + number
-    steps = int(os.environ.get("MLX_ISOLATE_TEST_STEPS", "60"))
+@pytest.mark.parametrize("policy", ["keep_then_commit", "evict_first"])
+def test_a_random_walk_keeps_every_promise(policy: MemoryPolicy) -> None:
+    seed = int(os.environ.get("MLX_ISOLATE_TEST_SEED", time.time_ns() % 1_000_000))
+    steps = int(os.environ.get("MLX_ISOLATE_TEST_STEPS", "100"))
     print(f"seed {seed}")
-    walk(seed, steps)
+    walk(seed, steps, policy)

@@ -49,6 +49,20 @@ def test_a_live_state_is_left_by_an_exit_only(state: State) -> None:
         assert cell is None or cell.state in LIVE
 
 
+def test_a_successor_starts_only_beside_a_ready_engine() -> None:
+    for state in State:
+        for event in Event:
+            cell = step(state, event)
+            if cell is not None and Action.SPAWN_SUCCESSOR in cell.actions:
+                assert state is cell.state is State.READY
+
+
+def test_leaving_ready_for_down_ends_a_successor() -> None:
+    for event in (Event.WANT_DOWN, Event.SPEC_CHANGED):
+        cell = step(State.READY, event)
+        assert cell is not None and Action.END_SUCCESSOR in cell.actions
+
+
 def test_everything_that_waits_has_a_way_out() -> None:
     for state, event in (
         (State.STARTING, Event.START_TIMEOUT),

@@ -1,0 +1,27 @@
+"""Whether a new engine may load beside the one that it is to replace: pure."""
+
+from mlx_isolate_supervisor.config import MemoryPolicy
+
+# Free memory that a successor needs, as a multiple of its predecessor's footprint: a load holds
+# more for a moment than a loaded model.
+OVERLAP_MARGIN = 1.25
+
+
+def has_room_for_two(
+    policy: MemoryPolicy, *, footprint: int | None, available: int | None, backend: str
+) -> bool:
+    """The decision.
+
+    Args:
+        footprint: bytes that the running engine holds, None if unknown.
+        available: bytes that the system has free for another process, None if unknown.
+        backend: what the running engine computes on, as in its facts.
+    """
+    if policy != "auto":
+        return policy == "keep_then_commit"
+    if backend.startswith("cuda"):
+        # What matters there is the GPU's own memory, and nobody on this side knows it.
+        return False
+    if footprint is None or available is None:
+        return False
+    return footprint * OVERLAP_MARGIN <= available
