@@ -10,7 +10,9 @@ from aiohttp.typedefs import Handler
 from mlx_isolate_shared.errors import RequestError
 
 # Probes of monitors and service managers carry no key and learn nothing but up or down.
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+# The page's own files hold no secrets; what it shows is fetched with a key that it asks for.
+OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/ui"})
+OPEN_FOLDER = "/ui/"
 
 
 class KeyRing:
@@ -62,7 +64,8 @@ class KeyGuard:
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         headers = request.headers
-        if request.path not in OPEN_PATHS and not self.ring.accepts(
+        is_open = request.path in OPEN_PATHS or request.path.startswith(OPEN_FOLDER)
+        if not is_open and not self.ring.accepts(
             headers.get("Authorization"), headers.get("x-api-key")
         ):
             raise RequestError(

@@ -138,7 +138,7 @@ class Requests:
 
 
 def _view(exchange: Exchange, now: float) -> RequestView:
-    leased, first = exchange.leased_s, exchange.first_byte_s
+    leased, first, passing = exchange.leased_s, exchange.first_byte_s, exchange.passing
     return RequestView(
         id=exchange.request_id,
         model=exchange.model_id,
@@ -149,6 +149,6 @@ def _view(exchange: Exchange, now: float) -> RequestView:
         age_s=round(now - exchange.started_s, 3),
         queued_s=round((now if leased is None else leased) - exchange.started_s, 3),
         ttft_s=None if first is None else round(first - exchange.started_s, 3),
-        events=exchange.events,
-        bytes_out=exchange.bytes_out,
+        events=exchange.events if passing is None else passing.events_passed,
+        bytes_out=exchange.bytes_out if passing is None else passing.bytes_passed,
     )

@@ -14,7 +14,7 @@ from mlx_isolate_supervisor.relay.exchange import Exchange
 # Models that get a label of their own; without it a configuration that is reloaded for ever with
 # new names makes the series grow for ever. The rest share OTHER.
 MODEL_LABELS_MAX = 64
-OTHER = "other"
+OTHER = "(other)"
 # Requests that were refused before their model was known.
 NO_MODEL = ""
 
@@ -95,7 +95,7 @@ class Metrics:
         self.loop_lag = Histogram(LAG_BOUNDS_S)
 
     def of(self, model: str | None) -> ModelMetrics:
-        """The numbers of a model; `other` beyond MODEL_LABELS_MAX models."""
+        """The numbers of a model; `(other)` beyond MODEL_LABELS_MAX models."""
         label = NO_MODEL if model is None else model
         numbers = self.models.get(label)
         if numbers is None:

@@ -12,12 +12,15 @@ from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_supervisor.events import EventHub
 from mlx_isolate_supervisor.history import History
 from mlx_isolate_supervisor.inflight import Requests
+from mlx_isolate_supervisor.lifecycle import Event
 from mlx_isolate_supervisor.metrics import Metrics
 from mlx_isolate_supervisor.sampler import Sampler
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, Status, Transition
 
 # Lines of an engine's output that go with the event of its end.
 STDERR_LINES_MAX = 20
+# Lifecycle events that tell the end of an engine process.
+ENDS = frozenset({Event.EXITED, Event.LOST, Event.CIRCUIT_OPENED, Event.CANNOT_WORK})
 
 
 class Observability:
@@ -89,7 +92,7 @@ def _facts(model: ModelStatus, event: Transition) -> dict[str, object]:
     """What a person wants to know beside the transition itself."""
     facts: dict[str, object] = {}
     ended = model.last_exit
-    if event.event == "exited" and ended is not None and ended.incarnation == event.incarnation:
+    if event.event in ENDS and ended is not None and ended.incarnation == event.incarnation:
         facts |= {"cause": ended.cause, "code": ended.code, "signal": ended.signal}
         facts["detail"] = list(ended.stderr_tail[-STDERR_LINES_MAX:])
     if event.after == "ready":
@@ -97,5 +100,5 @@ def _facts(model: ModelStatus, event: Transition) -> dict[str, object]:
     if event.after == "backoff":
         facts["next_try_s"] = model.next_try_s
     if event.after == "failed" and model.failure is not None:
-        facts |= {"cause": model.failure.cause, "message": model.failure.message}
+        facts |= {"failure": model.failure.cause, "message": model.failure.message}
     return facts

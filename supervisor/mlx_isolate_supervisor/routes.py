@@ -100,8 +100,10 @@ class Routes:
         post("/models/reset", self.reset)
         get("/unload", self.unload_all)
 
-    async def root(self, _: web.Request) -> web.Response:
-        """Who answers here."""
+    async def root(self, request: web.Request) -> web.Response:
+        """Who answers here; a browser is sent on to the page."""
+        if "text/html" in request.headers.get("Accept", ""):
+            raise web.HTTPFound("ui")
         return _json({"name": "mlx-isolate", "version": self._daemon.version, "status": "/status"})
 
     async def live(self, _: web.Request) -> web.Response:

@@ -30,7 +30,8 @@ class Sampler:
         self._history = history
         self._first_tokens = first_tokens
         self._snapshot = snapshot
-        self._sampled_s = clock.monotonic()
+        # The first tick gives the first sample, so that a fresh page has something to show.
+        self._sampled_s = clock.monotonic() - SAMPLE_INTERVAL_S
         self._totals: dict[str, tuple[int, int]] = {}
 
     async def run(self) -> None:

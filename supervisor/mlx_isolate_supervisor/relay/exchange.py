@@ -10,6 +10,20 @@ from mlx_isolate_supervisor.lease import Outcome
 CANCELLED_BY_OPERATOR = "cancelled by the operator"
 
 
+class PassedOn(Protocol):
+    """What of the current answer has been passed on; an engine's connection counts it anyway."""
+
+    @property
+    def bytes_passed(self) -> int:
+        """Body bytes."""
+        ...
+
+    @property
+    def events_passed(self) -> int:
+        """Chunks, one per SSE event."""
+        ...
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Exchange:
     """One request and its answer so far. Times are monotonic seconds, sizes bytes.
@@ -25,6 +39,8 @@ class Exchange:
         code: the error's code, if the supervisor answered with one.
         outcome: None until it ended.
         events: chunks of the answer that were passed on (one per SSE event).
+        passing: counts of an answer that is under way; `bytes_out` and `events` are set at its
+            end.
     """
 
     request_id: str
@@ -44,6 +60,7 @@ class Exchange:
     bytes_in: int = 0
     bytes_out: int = 0
     events: int = 0
+    passing: PassedOn | None = None
 
 
 class RelayObserver(Protocol):

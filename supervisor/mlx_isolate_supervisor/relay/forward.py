@@ -132,6 +132,7 @@ class Relay:
         exchange.model_id = admission.model_id
         head = request_head(request, exchange.path, exchange.request_id, len(body))
         lease, connection = await self._reach(admission, exchange)
+        exchange.passing = connection
         conversation = Conversation(request, exchange, lease, connection)
         try:
             connection.send(head, body)
@@ -145,6 +146,7 @@ class Relay:
         finally:
             exchange.bytes_out = max(exchange.bytes_out, connection.bytes_passed)
             exchange.events = connection.events_passed
+            exchange.passing = None
             exchange.outcome = conversation.outcome
             self._pool.give(lease.socket_path, connection)
             lease.release(conversation.outcome)

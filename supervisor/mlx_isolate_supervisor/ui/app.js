@@ -50,10 +50,11 @@ function showConnection({ state, detail, retryAt, statusAt }) {
     ? ` · shown: ${seconds(Math.round((Date.now() - statusAt) / 1000))} old`
     : "";
   const text =
-    { live: "live", connecting: "connecting", locked: "API key needed" }[state] ??
+    { live: "live", connecting: "connecting", locked: "API key needed", paused: "paused" }[state] ??
     `reconnecting${wait ? ` in ${wait} s` : ""}${old}`;
   setText(chip, text);
-  chip.dataset.tone = { live: "good", connecting: "busy", locked: "warn" }[state] ?? "bad";
+  chip.dataset.tone =
+    { live: "good", connecting: "busy", locked: "warn", paused: "idle" }[state] ?? "bad";
   chip.title = detail;
   document.body.classList.toggle("stale", state === "offline" || state === "locked");
 }

@@ -1,6 +1,7 @@
 // Four small line charts over at most an hour; drawn as SVG, one line per model.
 
 import { byId, h, setText, svg } from "./dom.js";
+import { isCrash } from "./timeline.js";
 import { bytes, clock, count, rate, seconds } from "./format.js";
 
 const HEIGHT = 96;
@@ -198,9 +199,7 @@ export class Charts {
       samples,
       color: this.color(name),
     }));
-    const marks = this.live.events
-      .filter((e) => e.kind === "engine.exited" && e.after !== "stopped")
-      .map((e) => e.time);
+    const marks = this.live.events.filter(isCrash).map((e) => e.time);
     for (const chart of this.charts) chart.draw({ from: to - this.window, to, models, marks });
     byId("legend").replaceChildren(
       ...models.map(({ name, color }) => h("li", { class: `key key-${color}`, text: name })),

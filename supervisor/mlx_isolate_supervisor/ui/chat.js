@@ -30,7 +30,10 @@ export class Chat {
     this.showConversation();
     live.addEventListener("status", ({ detail }) => this.statusChanged(detail.models));
     live.addEventListener("connection", () => this.engineChanged());
-    window.addEventListener("pagehide", () => this.store.save());
+    window.addEventListener("pagehide", () => {
+      this.store.save();
+      this.abort?.abort();
+    });
   }
 
   build() {

@@ -11,6 +11,8 @@ const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000];
 // network stack believes (a laptop that slept).
 const SILENT_MS = 40000;
 const EVENTS_MAX = 1200;
+// A tab that is hidden for longer lets its stream go.
+const HIDDEN_STREAM_MS = 10000;
 
 /** Emits `status`, `event`, `events` (a batch), `history` and `connection`. */
 export class Live extends EventTarget {
@@ -34,9 +36,30 @@ export class Live extends EventTarget {
     this.poll();
     this.pollHistory();
     setInterval(() => this.check(), 1000);
-    document.addEventListener("visibilitychange", () => document.hidden || this.hurry());
+    document.addEventListener("visibilitychange", () => this.visibilityChanged());
     window.addEventListener("online", () => this.hurry());
-    window.addEventListener("pageshow", (event) => event.persisted && this.reconnect());
+    // A page in the back/forward cache would hold its connection for as long as it is there.
+    window.addEventListener("pagehide", () => this.suspend());
+    window.addEventListener("pageshow", (event) => event.persisted && this.resume());
+  }
+
+  /** A browser has six connections to a server for all its tabs: hidden ones give theirs back. */
+  visibilityChanged() {
+    clearTimeout(this.hiding);
+    if (document.hidden) this.hiding = setTimeout(() => this.suspend(), HIDDEN_STREAM_MS);
+    else if (this.suspended) this.resume();
+    else this.hurry();
+  }
+
+  suspend() {
+    this.suspended = true;
+    this.abort?.abort();
+  }
+
+  /** Follow again; what happened meanwhile comes by the last event id. */
+  resume() {
+    this.suspended = false;
+    this.reconnect();
   }
 
   /** Something suggests that things changed: look now instead of at the next tick. */
@@ -78,20 +101,26 @@ export class Live extends EventTarget {
         await this.read(response);
         throw new Error("The server closed the connection.");
       } catch (error) {
+        if (this.suspended) {
+          this.announce("paused", "");
+          await this.pause();
+          continue;
+        }
         const needsKey = error.status === 401;
         const wait =
           BACKOFF_MS[Math.min(this.failures, BACKOFF_MS.length - 1)] * (0.8 + 0.4 * Math.random());
         this.failures += 1;
         this.retryAt = Date.now() + wait;
         this.announce(needsKey ? "locked" : "offline", error.message);
-        await this.pause(needsKey ? 3600000 : wait);
+        await this.pause(needsKey ? null : wait);
       }
     }
   }
 
-  pause(ms) {
+  /** Wait for `ms`, or (null) until something wakes the connection. */
+  pause(ms = null) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
+      const timer = ms === null ? null : setTimeout(resolve, ms);
       this.wake = () => {
         clearTimeout(timer);
         resolve();

@@ -28,16 +28,20 @@ export class Logs {
     );
     this.form.elements.follow.addEventListener("change", () => this.scroll());
     this.place.addEventListener("scroll", () => this.scrolled());
+    window.addEventListener("pagehide", () => this.abort?.abort());
     live.addEventListener("status", ({ detail }) =>
       offer(
         this.form.elements.model,
         detail.models.map((m) => m.id),
       ),
     );
-    live.addEventListener(
-      "connection",
-      ({ detail }) => detail.state === "live" && this.isOpen && this.restart(),
-    );
+    live.addEventListener("connection", ({ detail }) => this.connectionChanged(detail.state));
+  }
+
+  /** The log goes with the page's own stream: away in a hidden tab, back when it is looked at. */
+  connectionChanged(state) {
+    if (state === "live" && this.isOpen) this.restart();
+    if (state === "paused") this.abort?.abort();
   }
 
   /** Called when the view is shown or hidden; nothing is read while it is hidden. */

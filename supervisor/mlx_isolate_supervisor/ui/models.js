@@ -20,9 +20,15 @@ export const TONES = {
 
 /** What each button does; `when` says in which states it makes sense. */
 const ACTIONS = [
-  { name: "Load", path: "models/load", when: (m) => ["stopped", "failed"].includes(m.state) },
+  {
+    name: "Load",
+    done: "loaded",
+    path: "models/load",
+    when: (m) => ["stopped", "failed"].includes(m.state),
+  },
   {
     name: "Unload",
+    done: "unloaded",
     path: "models/unload",
     when: (m) => m.desired === "up" || !["stopped", "failed"].includes(m.state),
     ask: (m) =>
@@ -35,6 +41,7 @@ const ACTIONS = [
   },
   {
     name: "Reload",
+    done: "reloaded",
     path: "models/reload",
     when: (m) => m.state === "ready",
     ask: (m) =>
@@ -44,16 +51,19 @@ const ACTIONS = [
   },
   {
     name: "Reset",
+    done: "failures forgotten",
     path: "models/reset",
     when: (m) => m.state === "failed" || m.state === "backoff" || m.restarts > 0,
   },
   {
     name: "Flush cache",
+    done: "cache is on disk",
     path: "admin/cache/flush",
     when: (m) => m.state === "ready" && m.progress?.cache.ssd_enabled,
   },
   {
     name: "Drill: kill",
+    done: "engine killed",
     path: "drill/kill",
     when: (m) => m.pid !== null,
     danger: true,
@@ -328,7 +338,7 @@ export class Models {
     this.update(this.live.status.models);
     try {
       await post(action.path, { model: model.id });
-      toast(`${action.name}: ${model.id}`, "good");
+      toast(`${model.id}: ${action.done}`, "good");
     } catch (error) {
       toast(`${action.name} ${model.id}: ${error.message}`, "bad");
     } finally {

@@ -6,6 +6,13 @@ import { clock, plural, seconds } from "./format.js";
 const SHOWN_MAX = 300;
 const RECENT_MAX = 8;
 
+const ENDS = ["engine.exited", "engine.lost", "engine.circuit_opened", "engine.cannot_work"];
+
+/** Whether an engine process ended that was wanted. */
+export function isCrash(event) {
+  return ENDS.includes(event.kind) && event.after !== "stopped";
+}
+
 /** What happened, in words. */
 export function describe(event) {
   const kind = event.kind;
@@ -29,18 +36,18 @@ export function describe(event) {
   }
   if (kind.startsWith("engine.")) {
     const parts = [event.before === event.after ? event.after : `${event.before} → ${event.after}`];
-    if (kind === "engine.exited")
+    if (ENDS.includes(kind))
       parts.push(
         event.signal ??
           (event.code === null || event.code === undefined ? "" : `exit ${event.code}`),
         event.cause ?? "",
       );
-    if (event.after === "ready" && event.pid)
-      parts.push(`pid ${event.pid}`, event.load_s ? `loaded in ${seconds(event.load_s)}` : "");
+    if (event.after === "ready" && event.pid) parts.push(`pid ${event.pid}`);
     if (event.next_try_s) parts.push(`next try in ${seconds(event.next_try_s)}`);
     parts.push(event.message ?? event.reason ?? "");
     return parts.filter(Boolean).join(" · ");
   }
+  if (kind === "drill.kill") return `SIGKILL to pid ${event.pid}`;
   return event.reason ?? event.text ?? "";
 }
 
@@ -48,7 +55,7 @@ export function describe(event) {
 export function toneOf(event) {
   if (event.kind === "request.ended")
     return { answered: "good", cancelled: "idle" }[event.outcome] ?? "bad";
-  if (event.kind === "engine.exited") return event.after === "stopped" ? "idle" : "bad";
+  if (ENDS.includes(event.kind)) return isCrash(event) ? "bad" : "idle";
   if (event.kind.startsWith("drill.") || event.kind === "page.restarted") return "warn";
   return (
     {

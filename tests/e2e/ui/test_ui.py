@@ -1,0 +1,352 @@
+"""The page in a real browser: models, chat, kills, restarts, logs, access, looks."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.ui.browser import NARROW, Browser
+from tests.e2e.ui.conftest import Daemons
+from tests.running_daemon import RunningDaemon
+
+DEMO = '#models tbody[data-model="demo"]'
+
+
+@pytest.fixture
+def page(browser: Browser, shared_daemon: RunningDaemon) -> RunningDaemon:
+    """A daemon whose page is open and connected, with both models ready."""
+    for model in ("demo", "second"):
+        assert shared_daemon.ask("POST", "/models/load", {"model": model}).status == 200
+    browser.open(shared_daemon.url)
+    browser.wait_live()
+    return shared_daemon
+
+
+def pid_of(daemon: RunningDaemon) -> int:
+    pid: int = daemon.status()["models"][0]["pid"]
+    return pid
+
+
+def confirm(browser: Browser) -> None:
+    browser.wait(lambda: browser.one("#dialog").is_displayed(), "the dialog")
+    browser.one("#dialog-ok").click()
+
+
+def test_page_shows_models_and_asks_no_other_host(
+    browser: Browser, page: RunningDaemon, tmp_path: Path
+) -> None:
+    browser.wait_text(f"{DEMO} .state", "ready")
+    shown = browser.text(DEMO)
+    assert f"pid {pid_of(page)}" in shown
+    assert f"incarnation {page.status()['models'][0]['incarnation']}" in shown
+    assert "scripted" in shown
+    assert "second" in browser.text("#models")
+    browser.wait_text("#recent-events", "engine.ready")
+    browser.screenshot("overview", tmp_path)
+    assert browser.hosts() == {f"127.0.0.1:{page.port}"}
+    assert browser.console() == []
+
+
+def test_two_turns_carry_their_context(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("echo one")
+    browser.wait_answer("done", 1)
+    browser.say("echo two")
+    answer = browser.wait_answer("done", 2)
+    assert "You said: echo one | echo two" in answer.text
+    assert "7 (2 cached)" in answer.text
+    assert "tokens/s" in answer.text
+    assert browser.console() == []
+
+
+def test_conversation_is_kept_in_the_browser_only(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("echo remembered")
+    browser.wait_answer("done", 1)
+    browser.driver.refresh()
+    browser.wait_live()
+    assert "You said: echo remembered" in browser.answer().text
+    browser.press("New")
+    assert not browser.all(".message")
+
+
+def test_tool_call_is_shown_and_its_result_sent(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("tool please")
+    answer = browser.wait_answer("done", 1)
+    assert "Tool call: get_weather" in answer.text
+    assert '"city": "Paris"' in answer.text
+    browser.one(".call-answers textarea").send_keys("21 degrees")
+    browser.press("Send results")
+    assert "The tool said: 21 degrees" in browser.wait_answer("done", 2).text
+
+
+def test_reasoning_is_folded(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("think hard")
+    answer = browser.wait_answer("done", 1)
+    assert "Reasoning · 6 words" in answer.text
+    assert "Let me think" not in answer.text
+    browser.one(".reasoning summary").click()
+    browser.wait(lambda: "Let me think" in browser.answer().text, "the reasoning")
+
+
+def test_markup_is_rendered_and_html_stays_text(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("markup")
+    browser.wait_answer("done", 1)
+    assert browser.text(".message.assistant strong") == "bold"
+    assert browser.text(".code-block code") == 'print("<b>not bold</b>")'
+    assert len(browser.all(".message.assistant ol > li")) == 2
+    assert browser.one(".message.assistant a").get_attribute("rel") == (
+        "noopener noreferrer nofollow"
+    )
+    assert "<script>window.pwned = true</script>" in browser.answer().text
+    assert not browser.all(".message.assistant img, .message.assistant script")
+    assert browser.script("return window.pwned === undefined")
+
+
+def test_policy_refuses_html_from_a_string(browser: Browser, page: RunningDaemon) -> None:
+    refused = browser.script(
+        "try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true }"
+    )
+    assert refused
+    browser.console()
+
+
+def test_stop_keeps_what_came(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("count 2000")
+    browser.wait_text(".message.assistant > .text", "5 6 7")
+    browser.press("Stop")
+    answer = browser.wait_answer("stopped", 1)
+    assert "1 2 3" in answer.text
+    assert "stopped" in answer.text
+    browser.wait(lambda: page.status()["models"][0]["active"] == 0, "the engine is idle again")
+
+
+def test_kill_in_mid_answer_keeps_the_text_and_continue_goes_on(
+    browser: Browser, page: RunningDaemon, tmp_path: Path
+) -> None:
+    before = pid_of(page)
+    browser.say("count 400")
+    browser.wait_text(".message.assistant > .text", "20 21 22")
+    browser.press("Drill: kill demo")
+    confirm(browser)
+    answer = browser.wait_answer("failed", 1)
+    assert "engine_died" in answer.text
+    partial = browser.text(".message.assistant > .text")
+    assert partial.startswith("1 2 3 4")
+    browser.screenshot("killed", tmp_path)
+    browser.press("Continue")
+    browser.wait_answer("done", 1)
+    numbers = [int(word) for word in browser.text(".message.assistant > .text").split()]
+    assert numbers == list(range(1, 401))
+    after = pid_of(page)
+    assert after != before
+    browser.wait_text(f"{DEMO}", f"pid {after}")
+    browser.wait_text(f"{DEMO} .exit", "SIGKILL")
+    browser.wait_text("#recent-events", "engine.lost")
+    assert browser.console() == []
+
+
+def test_failed_turn_can_be_tried_again(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("crash")
+    answer = browser.wait_answer("failed", 1)
+    assert "engine_died" in answer.text
+    browser.press("Edit this message")
+    browser.one(".composer textarea").clear()
+    browser.say("echo better")
+    assert "You said: echo better" in browser.wait_answer("done", 1).text
+
+
+def test_page_survives_a_restart_of_the_supervisor(browser: Browser, start_daemon: Daemons) -> None:
+    first = start_daemon()
+    first.wait_state("ready")
+    browser.open(first.url)
+    browser.wait_live()
+    browser.say("echo before")
+    browser.wait_answer("done", 1)
+    old_pid = first.process.pid
+    first.__exit__(None, None, None)
+    browser.wait_text("#connection", "reconnecting")
+    second = start_daemon(port=first.port)
+    browser.wait_text("#connection", "live")
+    browser.wait_text("#supervisor-line", f"pid {second.process.pid}")
+    assert second.process.pid != old_pid
+    browser.wait_text("#recent-events", "page.restarted")
+    second.wait_state("ready")
+    browser.say("echo after")
+    assert "echo before | echo after" in browser.wait_answer("done", 2).text
+    browser.console()
+
+
+def test_page_catches_up_on_events_it_missed(browser: Browser, page: RunningDaemon) -> None:
+    browser.script("mlxIsolate.live.abort.abort(); mlxIsolate.live.wake = () => {}")
+    page.ask("POST", "/models/unload", {"model": "demo"})
+    browser.wait_text("#connection", "live")
+    browser.wait_text("#recent-events", "stopping → stopped")
+    kinds: list[Any] = browser.script("return mlxIsolate.live.events.map((e) => e.id)")
+    assert len(kinds) == len(set(kinds))
+
+
+def test_pages_left_behind_give_their_connections_back(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    # A browser has six connections to a server; pages in its back/forward cache held them all.
+    for _ in range(8):
+        browser.driver.get(f"{page.url}/ui#logs")
+        browser.wait_text("#log", "ready")
+        browser.driver.get("about:blank")
+    browser.driver.get(f"{page.url}/ui")
+    browser.wait_live()
+
+
+def test_buttons_unload_and_load(browser: Browser, page: RunningDaemon) -> None:
+    browser.press("Unload demo")
+    browser.wait_text(f"{DEMO} .state", "stopped")
+    before = page.status()["models"][0]
+    assert before["pid"] is None
+    browser.press("Load demo")
+    browser.wait_text(f"{DEMO} .state", "ready")
+    assert page.status()["models"][0]["incarnation"] == before["incarnation"] + 1
+
+
+def test_running_request_is_listed_and_cancelled(browser: Browser, page: RunningDaemon) -> None:
+    browser.show("requests")
+    browser.say("count 2000")
+    browser.wait_text("#requests tbody", "streaming")
+    browser.press("Cancel", "#requests")
+    answer = browser.wait_answer("failed", 1)
+    assert "cancelled by the operator" in answer.text
+    browser.wait_text("#ended tbody", "cancelled")
+
+
+def test_log_tail_follows_and_filters(browser: Browser, page: RunningDaemon) -> None:
+    browser.show("logs")
+    browser.wait_text("#log", "made-up model demo loads")
+    browser.one("#logs-filter [name=text]").send_keys("second")
+    browser.wait(lambda: "demo loads" not in browser.text("#log"), "the filter holds")
+    assert "made-up model second loads" in browser.text("#log")
+    browser.one("#logs-filter [name=text]").clear()
+    number = page.ask("POST", "/models/reload", {"model": "demo"}).json()["incarnation"]
+    browser.wait_text("#log", f"incarnation={number}")
+
+
+def test_charts_show_what_was_generated(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("count 300")
+    browser.wait_answer("done", 1)
+    now = "#chart-tokens svg"
+
+    def label() -> str:
+        return browser.one(now).get_attribute("aria-label") or ""
+
+    browser.wait(lambda: re.search(r"highest [1-9]", label()), "a rate in the chart")
+    assert browser.all("#chart-tokens .series")
+
+
+def test_events_are_filtered_by_kind_and_text(browser: Browser, page: RunningDaemon) -> None:
+    browser.say("echo x")
+    browser.wait_answer("done", 1)
+    browser.show("events")
+    browser.wait_text("#timeline", "request.ended")
+    browser.one("#events-filter [name=kind]").send_keys("lifecycle")
+    browser.wait(lambda: "request.ended" not in browser.text("#timeline"), "lifecycle only")
+    assert "engine.ready" in browser.text("#timeline")
+
+
+def test_key_is_asked_for_and_kept_in_the_tab(
+    browser: Browser, start_daemon: Daemons, tmp_path: Path
+) -> None:
+    daemon = start_daemon("--api-key", "sesame")
+    browser.open(daemon.url)
+    browser.wait_text("#connection", "API key needed")
+    field = browser.wait(lambda: browser.one("#dialog-input").is_displayed(), "the key dialog")
+    assert field
+    browser.screenshot("key", tmp_path)
+    browser.one("#dialog-input").send_keys("wrong\n")
+    browser.wait_text("#dialog-error", "refused")
+    browser.one("#dialog-input").send_keys("sesame\n")
+    browser.wait_live()
+    browser.say("echo with key")
+    browser.wait_answer("done", 1)
+    assert browser.script("return Object.values(localStorage).join().includes('sesame')") is False
+    browser.console()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_narrow_screen_fits(
+    browser: Browser, page: RunningDaemon, tmp_path: Path, dark: bool
+) -> None:
+    browser.open(page.url, size=NARROW, dark=dark)
+    browser.wait_live()
+    for view in ("overview", "requests", "events", "logs", "chat"):
+        browser.show(view)
+        width: int = browser.script("return document.documentElement.scrollWidth")
+        assert width <= NARROW[0], view
+        browser.screenshot(f"narrow-{view}-{'dark' if dark else 'light'}", tmp_path)
+    browser.say("count 300")
+    browser.wait_answer("done", 1)
+    browser.screenshot(f"narrow-answer-{'dark' if dark else 'light'}", tmp_path)
+    assert browser.script("return document.documentElement.scrollWidth") <= NARROW[0]
+    assert browser.console() == []
+
+
+def test_theme_follows_the_system_and_the_button(browser: Browser, page: RunningDaemon) -> None:
+    def ground() -> str:
+        found: str = browser.script("return getComputedStyle(document.body).backgroundColor")
+        return found
+
+    light = ground()
+    browser.set_dark(True)
+    browser.wait(lambda: ground() != light, "the dark ground")
+    browser.press("Theme: auto")
+    browser.wait(lambda: ground() == light, "light by the button")
+    browser.set_dark(False)
+
+
+def axe_script() -> str:
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs axe-core-python (the dev extra)")
+    return (Path(found.origin).parent / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_serious_finding_of_axe(
+    browser: Browser, page: RunningDaemon, dark: bool, tmp_path: Path
+) -> None:
+    browser.set_dark(dark)
+    browser.say("think hard")
+    browser.wait_answer("done", 1)
+    browser.say("tool")
+    browser.wait_answer("done", 2)
+    page.ask("POST", "/models/unload", {"model": "second"})
+    browser.script(axe_script())
+    for view in ("overview", "requests", "events", "logs"):
+        browser.show(view)
+        found = browser.driver.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            "axe.run(document, {resultTypes: ['violations']}).then((r) => done(r.violations))"
+        )
+        browser.screenshot(f"axe-{view}-{'dark' if dark else 'light'}", tmp_path)
+        serious = [
+            (each["id"], each["impact"], [node["html"][:150] for node in each["nodes"]])
+            for each in found
+            if each["impact"] in {"serious", "critical"}
+        ]
+        assert not serious, view
+
+
+def test_page_works_by_keyboard(browser: Browser, page: RunningDaemon) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    seen: list[str] = []
+    for _ in range(20):
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        seen.append(
+            browser.script(
+                "const e = document.activeElement;"
+                "return e.getAttribute('aria-label') || e.textContent.trim()"
+            )
+        )
+    assert seen[0] == "Skip to content"
+    assert "Requests" in seen
+    assert "Unload demo" in seen
