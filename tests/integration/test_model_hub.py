@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mlx_isolate_engine.model.hub import FILE_PATTERNS
 from tests.material.fake_hub import COMMIT, FakeHub, fake_hub
 from tests.material.models import ModelSpec, build_model
 
@@ -86,6 +87,12 @@ def closed_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_the_files_are_those_that_mlx_lm_downloads() -> None:
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+    assert FILE_PATTERNS == DEFAULT_ALLOW_PATTERNS
 
 
 def test_repo_is_downloaded_with_progress(tmp_path: Path, hub: FakeHub) -> None:

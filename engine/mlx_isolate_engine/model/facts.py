@@ -58,8 +58,8 @@ def parameter_count(model: Any) -> int:
     """Number of weights as the model computes with them: packed ones count one by one."""
     from mlx.utils import tree_flatten
 
-    arrays: list[Any] = tree_flatten(model.parameters())
-    sizes = {str(name): int(array.size) for name, array in arrays}
+    arrays: Any = tree_flatten(model.parameters())
+    sizes: dict[str, int] = {str(name): int(array.size) for name, array in arrays}
     for name, module in model.named_modules():
         bits = getattr(module, "bits", None)
         if isinstance(bits, int) and f"{name}.scales" in sizes:

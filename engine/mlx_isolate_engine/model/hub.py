@@ -16,6 +16,19 @@ from mlx_isolate_shared.wire import Loading
 
 Report = Callable[[Loading], None]
 
+# What mlx-lm downloads (a test compares); asking it would cost the seconds of its import.
+FILE_PATTERNS = [
+    "*.json",
+    "model*.safetensors",
+    "*.py",
+    "tokenizer.model",
+    "*.tiktoken",
+    "tiktoken.model",
+    "*.txt",
+    "*.jsonl",
+    "*.jinja",
+]
+
 # The least time between two progress lines; without it a fast download floods the pipe.
 REPORT_INTERVAL_S = 0.2
 
@@ -30,9 +43,8 @@ def download(repo_id: str, report: Report) -> Path:
     # Imported late: it reads its environment variables when it is imported.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
-    cached = _cached(repo_id, snapshot_download, DEFAULT_ALLOW_PATTERNS)
+    cached = _cached(repo_id, snapshot_download, FILE_PATTERNS)
     if cached is not None:
         return cached
     report(Loading(stage="download", detail=f"asking the hub for {repo_id}"))
@@ -42,7 +54,7 @@ def download(repo_id: str, report: Report) -> Path:
         folder = Path(
             snapshot_download(
                 repo_id,
-                allow_patterns=DEFAULT_ALLOW_PATTERNS,
+                allow_patterns=FILE_PATTERNS,
                 tqdm_class=_bar_class(_Meter(report)),
             )
         )
