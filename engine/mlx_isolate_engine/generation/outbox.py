@@ -21,13 +21,12 @@ EVENT_BYTES = 64
 
 def weigh(event: Event) -> int:
     """Bytes that an unread event counts for."""
-    match event:
-        case ContentDelta() | ReasoningDelta():
-            return EVENT_BYTES + len(event.text)
-        case ToolCallDelta():
-            return EVENT_BYTES + len(event.arguments)
-        case _:
-            return EVENT_BYTES
+    # By far the most frequent first: this runs for every token, twice.
+    if isinstance(event, ContentDelta | ReasoningDelta):
+        return EVENT_BYTES + len(event.text)
+    if isinstance(event, ToolCallDelta):
+        return EVENT_BYTES + len(event.arguments)
+    return EVENT_BYTES
 
 
 class Outbox:
@@ -89,8 +88,13 @@ class Deliveries:
         """Queue events for `outbox`."""
         if not events:
             return
-        outbox.written += sum(map(weigh, events))
-        self._pending.setdefault(outbox, ([], []))[0].extend(events)
+        for event in events:
+            outbox.written += weigh(event)
+        pending = self._pending.get(outbox)
+        if pending is None:
+            self._pending[outbox] = (events, [])
+        else:
+            pending[0].extend(events)
 
     def end(self, outbox: Outbox, end: End) -> None:
         """Queue the one end of `outbox`, after all its events."""

@@ -112,10 +112,11 @@ class Row:
 
     def take_token(self, token: int) -> Advance:
         """One more token was generated. What the row's own parts raise ends this row alone."""
-        failures = [self._sampler.error, *(each.error for each in self._processors)]
-        for failure in failures:
-            if failure is not None:
-                return Advance([], None, failure)
+        failure = self._sampler.error
+        for processor in self._processors:
+            failure = failure or processor.error
+        if failure is not None:
+            return Advance([], None, failure)
         try:
             return self._take_token(token)
         except Exception as error:  # noqa: BLE001 - the top frame of this row
