@@ -1,4 +1,4 @@
-"""What does the token loop cost over mlx-lm's bare BatchGenerator, in tokens per second?
+"""What the token loop costs over mlx-lm's bare BatchGenerator, in tokens per second.
 
 Both generate the same greedy tokens from the same prompts on one model of random weights, in one
 process, in turn. The rival does nothing with its tokens; ours assembles text and brings every
