@@ -118,9 +118,11 @@ async def measure_streams(rival: Rival, sizes: Sizes, streams: int, into: Readin
     asked = asyncio.gather(*(reader.ask(body, STREAM_END) for reader in readers))
     # Neither the requests' own cost nor their ends belong to an event.
     await asyncio.gather(*(reader.wait_events(events // 10) for reader in readers))
-    spent, passed = rival.cpu_s(), sum(reader.events for reader in readers)
+    began, spent = time.perf_counter(), rival.cpu_s()
+    passed = sum(reader.events for reader in readers)
     await asyncio.gather(*(reader.wait_events(events - 3) for reader in readers))
-    spent, passed = rival.cpu_s() - spent, sum(reader.events for reader in readers) - passed
+    idle = into.idle_ms_per_s / 1000 * (time.perf_counter() - began)
+    spent, passed = rival.cpu_s() - spent - idle, sum(r.events for r in readers) - passed
     await asked
     (into.cpu_one_us if streams == 1 else into.cpu_many_us).append(spent / passed * 1e6)
     if streams == 1:
@@ -137,11 +139,13 @@ async def measure_latency(rival: Rival, sizes: Sizes, into: Reading) -> None:
     plain: list[float] = []
     first: list[float] = []
     for _ in range(sizes.requests):
+        await asyncio.sleep(sizes.pause_s)
         began = time.perf_counter()
         await reader.ask(b'{"model":"m"}', b'"total_tokens":9}}')
         plain.append(time.perf_counter() - began)
     body = stream_body(1, 0.0005, sizes.event_bytes)
     for _ in range(sizes.requests):
+        await asyncio.sleep(sizes.pause_s)
         began = time.perf_counter()
         await reader.ask(body, STREAM_END)
         first.append(reader.first_at - began)
@@ -175,6 +179,11 @@ async def measure(rivals: list[Rival], sizes: Sizes, result: Result) -> None:
     """All turns of all rivals."""
     for rival in rivals:  # the first use of a path is not what is asked
         await measure_latency(rival, msgspec.structs.replace(sizes, requests=10), Reading())
+    before = {rival.name: rival.cpu_s() for rival in rivals}
+    await asyncio.sleep(sizes.idle_s)
+    for rival in rivals:
+        spent = rival.cpu_s() - before[rival.name]
+        result.readings[rival.name].idle_ms_per_s = spent / sizes.idle_s * 1000
     for turn in range(sizes.rounds):
         for rival in rivals[turn % len(rivals) :] + rivals[: turn % len(rivals)]:
             into = result.readings[rival.name]

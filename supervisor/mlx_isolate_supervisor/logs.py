@@ -73,17 +73,23 @@ class EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, or several where a traceback follows."""
         stamp = time.strftime(self._pattern, time.localtime(record.created))
-        facts: dict[str, object] = getattr(record, "facts", {})
-        event: str = getattr(record, "event", "") or record.getMessage()
-        if event == "engine.line":
-            shown = f" {facts['model']}#{facts['incarnation']} | {facts['line']}"
-        else:
-            shown = "".join(f" {k}={_show(v)}" for k, v in facts.items() if v is not None)
-            shown = f" {event}{shown}"
+        # Each record is formatted by every handler, twice by the one that rotates its file; all
+        # but the stamp is the same, and it is on the way of each request.
+        shown: str | None = record.__dict__.get("shown")
+        if shown is None:
+            shown = record.__dict__["shown"] = self._describe(record)
         text = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7}{shown}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text
+
+    @staticmethod
+    def _describe(record: logging.LogRecord) -> str:
+        facts: dict[str, object] = getattr(record, "facts", {})
+        event: str = getattr(record, "event", "") or record.getMessage()
+        if event == "engine.line":
+            return f" {facts['model']}#{facts['incarnation']} | {facts['line']}"
+        return f" {event}" + "".join(f" {k}={_show(v)}" for k, v in facts.items() if v is not None)
 
 
 class Entry(msgspec.Struct, frozen=True):

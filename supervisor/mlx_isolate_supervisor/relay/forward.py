@@ -101,6 +101,9 @@ class Relay:
             with self._bodies.hold() as hold:
                 response = await self._carry(request, exchange, hold)
             exchange.status = response.status
+            # Sent here, not by aiohttp after the return: the client need not wait for the
+            # accounting of its request.
+            await self._send_whole(request, response)
             return response
         except HttpError as error:
             exchange.status, exchange.code = error.status, error.code
@@ -118,6 +121,19 @@ class Relay:
             self._running.discard(task)
             exchange.ended_s = time.monotonic()
             self._observer.ended(exchange)
+
+    async def _send_whole(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Write an answer that is not written yet; its engine is not held up any more."""
+        if response.prepared:
+            return
+        await response.prepare(request)
+        try:
+            async with asyncio.timeout(self._limits.client_stall_s):
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client does not read") from None
 
     async def _carry(
         self, request: web.Request, exchange: Exchange, hold: BodyHold
