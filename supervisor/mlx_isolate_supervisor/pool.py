@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
-from mlx_isolate_shared.errors import ConfigError, RequestError
+from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.machine import SlotContext
@@ -140,7 +140,7 @@ class Pool:
             elif spec.id in changes.adjusted:
                 old[spec.id].adjust(spec)
             elif spec.id in changes.replaced:
-                task = asyncio.create_task(old[spec.id].reload(spec))
+                task = asyncio.create_task(_replace(old[spec.id], spec))
                 self._reloading.add(task)
                 task.add_done_callback(self._reloading.discard)
         for id in changes.removed:
@@ -191,6 +191,14 @@ class Pool:
 
 def _names_of(slots: Sequence[Slot]) -> list[tuple[Slot, ModelSpec]]:
     return [(slot, slot.spec) for slot in slots]
+
+
+async def _replace(slot: Slot, spec: ModelSpec) -> None:
+    """Reload without anybody who waits for it: a failure is logged, and shown in the status."""
+    try:
+        await slot.reload(spec)
+    except CapacityError as error:
+        log_event("model.not_replaced", model=slot.model_id, reason=error.message)
 
 
 def _by_name(served: Sequence[tuple[Slot, ModelSpec]]) -> dict[str, Slot]:

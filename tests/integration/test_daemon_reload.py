@@ -55,10 +55,9 @@ def test_a_models_stream_outlives_the_reload_of_another(configured: Configured) 
     stream = daemon.stream(model="one", fake={"chunks": 40, "interval_s": 0.05})
     read_until(stream, b"data:")
     configured.reload(models={"one": {}, "two": {"temp": 0.5}})
-    status = wait_for(
-        lambda: [m for m in daemon.status()["models"] if m["state"] == "ready"][1:], 10
-    )
-    assert status[0]["incarnation"] == 2
+    # The second model serves all the while, and from its new engine soon.
+    wait_for(lambda: daemon.status()["models"][1]["incarnation"] == 2, 10, "a new engine")
+    assert [model["state"] for model in daemon.status()["models"]] == ["ready", "ready"]
     assert daemon.status()["models"][0]["pid"] == pids[0]
     assert daemon.status()["models"][1]["pid"] != pids[1]
     read_until(stream, b"data: [DONE]")
