@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -295,3 +296,35 @@ def test_a_second_signal_cuts_a_shutdown_short() -> None:
             stream.close()
 
     run(main())
+
+
+def test_an_idle_engine_outlives_the_threads_of_its_supervisor() -> None:
+    """Linux' parent-death signal fires when the spawning thread ends, so the main one spawns."""
+
+    async def main() -> None:
+        async with pool_rig() as rig:
+            ended = threading.Event()
+            loading = asyncio.create_task(asyncio.to_thread(ended.wait, 10))
+            await rig.complete()
+            ended.set()
+            await loading
+            await asyncio.get_running_loop().shutdown_default_executor()
+            assert [
+                thread for thread in threading.enumerate() if thread.name.startswith("asyn")
+            ] == []
+            assert (await rig.complete()).status == 200
+            assert rig.status().incarnation == 1
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_an_idle_engine_is_left_alone_for_two_minutes() -> None:
+    async def main() -> None:
+        async with pool_rig(settings=SlotSettings()) as rig:
+            await rig.complete()
+            await asyncio.sleep(120)  # nothing is to happen in this time
+            assert (await rig.complete()).status == 200
+            assert rig.status().incarnation == 1
+
+    run(main(), 150)
