@@ -119,7 +119,8 @@ class Metrics:
         numbers.duration.observe(exchange.ended_s - exchange.started_s)
         if exchange.leased_s is not None:
             numbers.queue.observe(exchange.leased_s - exchange.started_s)
-        if exchange.stream and exchange.first_byte_s is not None and exchange.leased_s is not None:
+        is_refusal = exchange.status is not None and exchange.status >= 400
+        if exchange.stream and exchange.first_byte_s is not None and not is_refusal:
             numbers.first_token.observe(exchange.first_byte_s - exchange.started_s)
             if exchange.events > 1:
                 gaps = exchange.events - 1
