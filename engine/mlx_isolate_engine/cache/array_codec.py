@@ -142,7 +142,11 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _bytes(array: Any) -> memoryview:
-    return memoryview(array).cast("B")
+    view = memoryview(array)
+    if not view.c_contiguous:  # what the RAM tier keeps is; this is for callers that made their own
+        whole: Any = mx.contiguous(array)
+        view = memoryview(whole)
+    return view.cast("B")
 
 
 def _split(view: memoryview) -> Iterator[memoryview]:

@@ -51,9 +51,16 @@ def identify(settings: EngineSettings, folder: Path) -> Fingerprint:
     return fingerprint(
         folder,
         kv_scheme=" ".join([scheme, *named]),
-        template=f"{settings.chat_template or ''}|{settings.use_default_chat_template}",
+        template=f"{_template(settings)}|{settings.use_default_chat_template}",
         others=[path for path in others if path.is_dir()],
     )
+
+
+def _template(settings: EngineSettings) -> str:
+    given = settings.chat_template or ""
+    if "\n" not in given and len(given) < 4096 and Path(given).is_file():
+        return Path(given).read_text(errors="replace")
+    return given
 
 
 def build_prompt_cache(

@@ -55,7 +55,7 @@ class ColdTier(Protocol):
         """
         ...
 
-    def store(self, entry: Entry, gate: Callable[[], None]) -> None:
+    def store(self, entry: Entry, gate: Callable[[], None]) -> object:
         """Write an entry; returns once it is durable. `gate` is called before each tensor.
 
         Raises:

@@ -15,6 +15,9 @@ from mlx_lm.models import cache as mlx_cache
 
 from mlx_isolate_engine.cache.kinds import TABLE, leaves, position
 
+# Bytes that do not matter: a copy of them costs nothing, and pinning them does not either.
+_ALREADY_SMALL = 64 * 1024
+
 
 def own_copy(array: Any) -> Any:
     """The same bits in a buffer of their own, row-contiguous, lazily."""
@@ -27,6 +30,13 @@ def own_copy(array: Any) -> Any:
 
 
 def _own_evaluated(array: Any) -> Any:
+    """An evaluated object of our own in a buffer that belongs to nobody larger."""
+    array = mx.contiguous(array)  # returns the same buffer where strides are plain
+    before = mx.get_active_memory()
+    mx.eval(array)
+    grown = mx.get_active_memory() - before
+    if _ALREADY_SMALL <= array.nbytes <= grown <= array.nbytes + _ALREADY_SMALL:
+        return array  # the evaluation made just this buffer: no view of a batch, no second copy
     owned = own_copy(array)
     mx.eval(owned)  # one at a time: the peak is one tensor above the entry
     return owned

@@ -164,8 +164,8 @@ class SsdStore:
         if record is not None and (facts.namespace, facts.key) != (record.namespace, record.key):
             raise Damage("fingerprint", "the file was exchanged")
 
-    def store(self, entry: Entry, gate: Callable[[], None]) -> None:
-        """See ColdTier."""
+    def store(self, entry: Entry, gate: Callable[[], None]) -> Path:
+        """See ColdTier; returns the file."""
         flat = flatten(entry.cache)
         facts = EntryFacts(
             model=self.identity.model,
@@ -199,6 +199,7 @@ class SsdStore:
             ))  # fmt: skip
             self._remove_superseded(final)
         self._make_room(0)  # two writers may have made room for the same bytes
+        return final
 
     def _remove_superseded(self, path: Path) -> None:
         """A cuttable entry serves all its prefixes: their files only take space."""

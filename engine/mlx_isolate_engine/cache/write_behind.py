@@ -240,16 +240,23 @@ class WriteBehind:
                 self._changed.notify_all()
         except CacheError as error:
             log.info("cache.refused cause=%s", error)
-            self.refused += 1
-            with self._changed:
-                self._schedule.written()
-                self._changed.notify_all()
+            self._refuse()
+        except Exception:
+            # The last frame of this thread: one entry is lost, the thread lives on.
+            log.exception("cache.write_broken")
+            self._refuse()
         else:
             self.stored += 1
             if self._warned:
                 log.info("cache.writes_resumed")
                 self._warned = False
             self._settle()
+
+    def _refuse(self) -> None:
+        self.refused += 1
+        with self._changed:
+            self._schedule.written()
+            self._changed.notify_all()
 
     def _settle(self) -> None:
         with self._changed:

@@ -1,0 +1,187 @@
+"""`python -m mlx_isolate_engine.cache.tool`: list, verify, prune and import cache files.
+
+Works on the directory without a running engine and, but for `import`, without loading mlx. Other
+processes may use the directory meanwhile.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_isolate_engine.cache.damage import Damage
+from mlx_isolate_engine.cache.directory import QUARANTINE, CacheDirectory, OwnFile
+from mlx_isolate_engine.cache.kv_check import read_header, verify
+from mlx_isolate_engine.cache.kv_file import Header
+from mlx_isolate_shared.errors import CacheError, ConfigError
+
+EXIT_OK, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit status (1 = damage was found, 2 = cannot be done)."""
+    arguments = _parser().parse_args(argv)
+    root = Path(arguments.dir).expanduser().absolute()
+    if arguments.command != "import" and not root.is_dir():
+        print(f"there is no cache directory {root}.", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        status: int = arguments.run(arguments, root)
+    except (ConfigError, CacheError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        print(f"{error.filename or root}: {error.strerror}.", file=sys.stderr)
+        return EXIT_USAGE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mlx-isolate cache", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace, Path], int], help: str) -> Any:
+        command = commands.add_parser(name, help=help, description=help)
+        command.add_argument("--dir", required=True, help="the cache directory")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+        return command
+
+    add("ls", _list, "list entries, the most recently used first")
+    add("verify", _verify, "check every file wholly, tensor data too; changes nothing")
+    prune = add("prune", _prune, "remove damaged files, what dead writers left, and the oldest")
+    prune.add_argument("--max-gb", type=float, help="evict the least recently used above this")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="evict what was not used")
+    importing = add("import", _import, "take over a file made by mlx_lm.cache_prompt")
+    importing.add_argument("file", help="the file")
+    importing.add_argument("--prompt-file", required=True, help="the prompt it was made from")
+    importing.add_argument("--model", help="the model's folder; default: what the file names")
+    importing.add_argument("--id", help="name of the model; default: the folder's name")
+    importing.add_argument("--adapter-path", help="adapter that the engine runs with")
+    importing.add_argument("--kv-bits", type=int, help="as the engine runs with")
+    importing.add_argument("--kv-group-size", type=int, default=64, help="likewise")
+    importing.add_argument("--quantized-kv-start", type=int, default=5000, help="likewise")
+    importing.add_argument("--max-gb", type=float, default=32.0, help="cap of the directory")
+    importing.add_argument("--trust-remote-code", action="store_true", help="run model code")
+    return parser
+
+
+def _finished(root: Path) -> list[OwnFile]:
+    found = [f for f in CacheDirectory(root).files() if f.owner is None]
+    return sorted(found, key=lambda f: -f.modified_ns)
+
+
+def _is_quarantined(file: OwnFile) -> bool:
+    return file.path.parent.name == QUARANTINE
+
+
+def _describe(file: OwnFile, header: Header | None, damage: str | None) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "file": str(file.path),
+        "bytes": file.bytes,
+        "used": file.modified_ns / 1e9,
+        "damage": damage,
+    }
+    if header is not None:
+        facts = header.facts
+        described |= {
+            "model": facts.model_id,
+            "namespace": facts.namespace,
+            "fingerprint": facts.fingerprint,
+            "tokens": facts.length,
+            "kind": facts.kind,
+            "created": facts.created,
+            "classes": sorted(set(facts.classes)),
+        }
+    return described
+
+
+def _inspect(file: OwnFile, check: Callable[[Path], Header]) -> dict[str, Any]:
+    try:
+        return _describe(file, check(file.path), None)
+    except Damage as damage:
+        return _describe(file, None, str(damage))
+
+
+def _list(arguments: argparse.Namespace, root: Path) -> int:
+    rows = [_inspect(f, read_header) for f in _finished(root) if not _is_quarantined(f)]
+    _print_rows(rows, as_json=arguments.json)
+    return EXIT_OK
+
+
+def _verify(arguments: argparse.Namespace, root: Path) -> int:
+    rows = [_inspect(f, verify) for f in _finished(root) if not _is_quarantined(f)]
+    _print_rows(rows, as_json=arguments.json)
+    return EXIT_DAMAGED if any(row["damage"] for row in rows) else EXIT_OK
+
+
+def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"entries": rows}))
+        return
+    now = time.time()
+    print(f"{'MODEL':20} {'TOKENS':>8} {'MB':>9} {'USED':>8}  {'KIND':9} FILE")
+    for row in rows:
+        age = f"{max(0.0, now - row['used']) / 3600:.1f}h"
+        name, tokens, kind = (str(row.get(key, "?")) for key in ("model", "tokens", "kind"))
+        note = f"  DAMAGED ({row['damage']})" if row["damage"] else ""
+        size = f"{row['bytes'] / 1e6:.1f}"
+        print(f"{name[:20]:20} {tokens:>8} {size:>9} {age:>8}  {kind:9} {row['file']}{note}")
+    total = sum(row["bytes"] for row in rows)
+    print(f"{len(rows)} entries, {total / 1e9:.3f} GB")
+
+
+def _prune(arguments: argparse.Namespace, root: Path) -> int:
+    directory = CacheDirectory(root)
+    orphans = directory.remove_orphans()
+    removed: list[Path] = []
+    for file in _finished(root):
+        is_old = (
+            arguments.older_than is not None
+            and file.modified_ns < time.time_ns() - arguments.older_than * 86400e9
+        )
+        is_damaged = _is_quarantined(file) or _inspect(file, read_header)["damage"] is not None
+        if (is_old or is_damaged) and directory.remove(file.path):
+            removed.append(file.path)
+    if arguments.max_gb is not None:
+        removed += directory.make_room(0, int(arguments.max_gb * 1e9))
+    left = sum(file.bytes for file in directory.files())
+    report = {"orphans": orphans, "removed": [str(path) for path in removed], "bytes_left": left}
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"removed {len(removed)} files and {orphans} unfinished ones; {left / 1e9:.3f} GB left"
+        )
+    return EXIT_OK
+
+
+def _import(arguments: argparse.Namespace, root: Path) -> int:
+    # mlx and the tokenizer libraries take seconds to import; nobody else here needs them.
+    from mlx_isolate_engine.cache.importing import ImportRequest, import_file
+
+    path = import_file(
+        ImportRequest(
+            file=Path(arguments.file),
+            prompt=Path(arguments.prompt_file).read_text(),
+            root=root,
+            model=arguments.model,
+            model_id=arguments.id,
+            adapter_path=arguments.adapter_path,
+            kv_bits=arguments.kv_bits,
+            kv_group_size=arguments.kv_group_size,
+            quantized_kv_start=arguments.quantized_kv_start,
+            bytes_max=int(arguments.max_gb * 1e9),
+            trust_remote_code=arguments.trust_remote_code,
+        )
+    )
+    file = next(f for f in CacheDirectory(root).files(path.parent) if f.path == path)
+    _print_rows([_inspect(file, read_header)], as_json=arguments.json)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

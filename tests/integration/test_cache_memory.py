@@ -1,0 +1,169 @@
+"""Peaks of MLX memory while entries are kept, saved, restored and written to for the first time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import psutil
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.restore_choice import RestoreChoice
+from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
+
+IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
+TOKENS = 4000
+HEADS, WIDTH = 4, 128
+# Room for what MLX rounds up and for Python; far below one tensor.
+SLACK = 2 << 20
+
+
+def tensor_bytes(length: int = 4096) -> int:
+    return HEADS * WIDTH * length * 4
+
+
+class Entry:
+    """A filled cache of so many layers, and what a step writes to it."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.tokens = list(range(TOKENS))
+        self.bytes = 2 * layers * tensor_bytes()
+
+    def live(self) -> list[Any]:
+        cache: list[Any] = [KVCache() for _ in range(self.layers)]
+        for _ in range(0, TOKENS, 1000):
+            for part in cache:
+                rows = mx.random.normal((1, HEADS, 1000, WIDTH))
+                part.update_and_fetch(rows, rows)
+                mx.eval(part.keys, part.values)
+        return cache
+
+
+def step(cache: list[Any]) -> None:
+    """One decode step as a model makes it: the whole graph, then one evaluation."""
+    row = mx.ones((1, HEADS, 1, WIDTH))
+    seen = [mx.sum(keys[..., -1, :]) for keys, _ in (c.update_and_fetch(row, row) for c in cache)]
+    mx.eval(seen, [c.state for c in cache])
+
+
+def tier_of(cache: PromptCache) -> str:
+    return cache.last_take.tier
+
+
+class Peak:
+    """Peak of MLX's memory above what is active when it begins."""
+
+    def __init__(self) -> None:
+        mx.clear_cache()
+        self.before = mx.get_active_memory()
+        mx.reset_peak_memory()
+
+    @property
+    def above(self) -> int:
+        return mx.get_peak_memory() - self.before
+
+
+@pytest.fixture(
+    params=[pytest.param(4, id="64 MB"), pytest.param(17, id="272 MB", marks=pytest.mark.slow)]
+)
+def entry(request: pytest.FixtureRequest) -> Entry:
+    return Entry(request.param)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[PromptCache]:
+    store = SsdStore(tmp_path / "cache", IDENTITY, bytes_max=1 << 34)
+    store.open()
+    cold = ColdSettings(tier=store, choice=RestoreChoice("always"), spill_bytes_max=1 << 33)
+    made = PromptCache(entries_max=4, bytes_max=1 << 33, cold=cold)
+    yield made
+    made.close(30)
+
+
+def test_keeping_saving_restoring_and_the_first_steps_hold_their_bounds(
+    entry: Entry, cache: PromptCache
+) -> None:
+    live = entry.live()
+    tensor = tensor_bytes()
+
+    peak = Peak()
+    cache.put(entry.tokens, live, "n", "assistant")
+    assert peak.above <= SLACK, "an entry with room to grow is adopted, not copied"
+    del live
+
+    peak = Peak()
+    resident = psutil.Process().memory_info().rss
+    assert cache.flush(120).durable
+    assert peak.above <= SLACK, "a save copies nothing"
+    assert psutil.Process().memory_info().rss - resident <= tensor + (16 << 20)
+
+    peak = Peak()
+    taken, reused = cache.take([*entry.tokens, 1], "n")
+    assert taken is not None and reused == TOKENS
+    assert tier_of(cache) == "ram"
+    assert peak.above <= SLACK, "a hit in RAM copies nothing by itself"
+    step(taken)
+    assert peak.above <= entry.bytes + 2 * tensor + SLACK, "the first step moves the rows once"
+    del taken
+
+    cache.trim_to(0)
+    peak = Peak()
+    taken, reused = cache.take([*entry.tokens, 1], "n")
+    assert taken is not None and reused == TOKENS
+    assert tier_of(cache) == "ssd"
+    assert peak.above <= entry.bytes + tensor + SLACK
+    buffers = [c.keys.shape for c in taken]
+    step(taken)
+    assert peak.above <= entry.bytes + tensor + SLACK, "the first step writes in place"
+    assert [c.keys.shape for c in taken] == buffers
+    del taken
+    mx.clear_cache()
+
+
+def batch_rows(heads: int) -> list[Any]:
+    """Row 2 of a batch of 8, as BatchGenerator hands it out: lazy, exact length."""
+    row: list[Any] = []
+    for _ in range(4):
+        keys = mx.random.normal((8, heads, 1024, WIDTH))
+        mx.eval(keys)
+        part = KVCache()
+        part.keys = mx.contiguous(keys[2:3, :, :1000])
+        part.values = mx.contiguous(keys[3:4, :, :1000])
+        part.offset = 1000
+        row.append(part)
+    return row
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_a_batch_row_is_kept_alone_and_with_one_tensor_to_spare(heads: int) -> None:
+    cache = PromptCache(entries_max=4, bytes_max=1 << 33)
+    mx.clear_cache()
+    nothing = mx.get_active_memory()
+    row = batch_rows(heads)
+    size = 8 * heads * 1000 * WIDTH * 4
+    peak = Peak()
+    cache.put(list(range(1000)), row, "n", "assistant")
+    assert cache.figures().ram_bytes == size
+    assert peak.above <= size + size // 8 + SLACK
+    del row
+    mx.clear_cache()
+    assert mx.get_active_memory() - nothing <= size + SLACK, "the batch is still held"
+
+
+def test_the_byte_cap_bounds_what_distinct_prompts_leave_behind(tmp_path: Path) -> None:
+    cap = 8 << 20
+    made = PromptCache(entries_max=1000, bytes_max=cap)
+    before = mx.get_active_memory()
+    for number in range(60):
+        part = KVCache()
+        rows = mx.random.normal((1, HEADS, 256, WIDTH))
+        part.update_and_fetch(rows, rows)
+        mx.eval(part.keys, part.values)
+        made.put([number, *range(255)], [part], "n", "assistant")
+        del part, rows
+        assert made.figures().ram_bytes <= cap
+    mx.clear_cache()
+    assert mx.get_active_memory() - before <= cap + SLACK
