@@ -1,5 +1,6 @@
 """What every endpoint has in common: request id, Host and origin checks, CORS, JSON errors."""
 
+import itertools
 import logging
 import re
 import secrets
@@ -17,6 +18,9 @@ REQUEST_ID = web.RequestKey("request_id", str)
 _SERVER_NAME = "mlx-isolate"
 # What a client may call its request; anything else is replaced, so that logs stay readable.
 _REQUEST_ID_FORM = re.compile(r"[!-~]{1,128}")
+# A made id is this process's own random part and a number.
+_PROCESS = secrets.token_hex(6)
+_numbers = itertools.count(1)
 _CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 _log = logging.getLogger(__name__)
@@ -143,7 +147,7 @@ def choose_request_id(asked: str | None) -> str:
     """The client's own id where it is printable and short, else a new one."""
     if asked is not None and _REQUEST_ID_FORM.fullmatch(asked):
         return asked
-    return "req-" + secrets.token_hex(12)
+    return f"req-{_PROCESS}-{next(_numbers):x}"
 
 
 async def answer_expect(request: web.Request) -> web.StreamResponse | None:

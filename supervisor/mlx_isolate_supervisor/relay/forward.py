@@ -36,6 +36,9 @@ from mlx_isolate_supervisor.relay.request_head import request_head
 from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
 from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone
 
+# A transport with nothing to send takes this and a head without asking its writer to wait.
+_AT_ONCE_BYTES_MAX = 32 * 1024
+
 WorkHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -101,9 +104,7 @@ class Relay:
             with self._bodies.hold() as hold:
                 response = await self._carry(request, exchange, hold)
             exchange.status = response.status
-            # Sent here, not by aiohttp after the return: the client need not wait for the
-            # accounting of its request.
-            await self._send_whole(request, response)
+            await self._send_large(request, response)
             return response
         except HttpError as error:
             exchange.status, exchange.code = error.status, error.code
@@ -122,8 +123,8 @@ class Relay:
             exchange.ended_s = time.monotonic()
             self._observer.ended(exchange)
 
-    async def _send_whole(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Write an answer that is not written yet; its engine is not held up any more."""
+    async def _send_large(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Write a whole answer that is not written yet; its engine is not held up any more."""
         if response.prepared:
             return
         await response.prepare(request)
@@ -267,6 +268,7 @@ class Conversation:
         )
         if head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
             whole = await self._answer_whole(head, headers)
+            await self._send_small(whole)
             self._exchange.first_byte_s = time.monotonic()
             observer.first_byte(self._exchange)
             self.outcome = ended
@@ -305,6 +307,19 @@ class Conversation:
             raise await self._reason(error) from None
         self._exchange.bytes_out = len(body)
         return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
+
+    async def _send_small(self, whole: web.Response) -> None:
+        """Write an answer at once if that cannot wait for the client.
+
+        So the client need not wait for the accounting of its request; an answer for which the
+        client might have to read first is written after the engine is given back.
+        """
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        if self._exchange.bytes_out <= _AT_ONCE_BYTES_MAX and not transport.get_write_buffer_size():
+            await whole.prepare(self._request)
+            await whole.write_eof()
 
     async def _begin(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.StreamResponse:
         response = web.StreamResponse(status=head.status, reason=head.reason, headers=headers)
