@@ -99,6 +99,7 @@ class RunningDaemon:
             start_new_session=True,
         )
         self.port = port
+        self._clients: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         try:
@@ -114,6 +115,8 @@ class RunningDaemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for client in self._clients:
+            client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.send_signal(signal.SIGINT)
@@ -200,12 +203,18 @@ class RunningDaemon:
             body["model"] = model
         return self.ask("POST", "/v1/chat/completions", body)
 
+    def open_socket(self) -> socket.socket:
+        """A bare connection; closed at the end."""
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        self._clients.append(client)
+        return client
+
     def stream(self, **fields: Any) -> socket.socket:
-        """A streaming chat request whose headers have not been read yet."""
+        """A streaming chat request whose headers have not been read yet; closed at the end."""
         body = json.dumps(
             {"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
         ).encode()
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        client = self.open_socket()
         client.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)

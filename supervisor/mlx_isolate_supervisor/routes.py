@@ -192,8 +192,13 @@ class Routes:
 
         return await self._control(request, reset)
 
-    async def unload_all(self, _: web.Request) -> web.Response:
+    async def unload_all(self, request: web.Request) -> web.Response:
         """llama-swap's way to unload everything."""
+        if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            # A GET needs no preflight, so any page could ask for it with an image.
+            raise RequestError(
+                "A page of another site may not do this.", status=403, code="origin_not_allowed"
+            )
         for model in self._daemon.pool.model_ids:
             await self._daemon.pool.unload(model)
         return web.Response(text="OK")

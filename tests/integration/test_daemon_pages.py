@@ -118,13 +118,12 @@ def test_each_request_is_one_line_with_its_id_and_without_its_text(daemon: Runni
 
 
 def test_a_log_stream_goes_on_with_new_lines(daemon: RunningDaemon) -> None:
-    import socket
-
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as client:
-        client.sendall(b"GET /logs/stream/first?lines=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b"text/plain" in read_until(client, b"\r\n\r\n")
-        assert daemon.ask("POST", "/models/unload", {"model": "first"}).status == 200
-        read_until(client, b"model=first")
+    client = daemon.open_socket()
+    client.sendall(b"GET /logs/stream/first?lines=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"text/plain" in read_until(client, b"\r\n\r\n")
+    assert daemon.ask("POST", "/models/unload", {"model": "first"}).status == 200
+    read_until(client, b"model=first")
+    client.close()
     assert daemon.ask("POST", "/models/load", {"model": "first"}).json()["state"] == "ready"
 
 
@@ -139,6 +138,16 @@ def test_a_model_is_unloaded_loaded_reloaded_and_reset(daemon: RunningDaemon) ->
     assert (reloaded["state"], reloaded["incarnation"]) == ("ready", 3)
     reset = daemon.ask("POST", "/models/reset", {"model": "second"})
     assert (reset.status, reset.json()["state"]) == (200, "ready")
+
+
+def test_unload_of_everything_is_not_for_pages_of_other_sites(daemon: RunningDaemon) -> None:
+    refused = daemon.ask("GET", "/unload", headers={"Sec-Fetch-Site": "cross-site"})
+    assert refused.status == 403
+    assert daemon.wait_state("ready", 0)
+    assert daemon.ask("GET", "/unload").body == b"OK"
+    assert [model["state"] for model in daemon.status()["models"]] == ["stopped", "stopped"]
+    for model in ("first", "second"):
+        assert daemon.ask("POST", "/models/load", {"model": model}).status == 200
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def test_a_models_stream_outlives_the_reload_of_another(configured: Configured) 
     assert daemon.status()["models"][0]["pid"] == pids[0]
     assert daemon.status()["models"][1]["pid"] != pids[1]
     read_until(stream, b"data: [DONE]")
-    stream.close()
 
 
 def test_a_removed_model_finishes_what_it_has_and_is_unknown_at_once(
@@ -75,7 +74,6 @@ def test_a_removed_model_finishes_what_it_has_and_is_unknown_at_once(
     assert configured.ids() == ["one"]
     assert daemon.chat("two").status == 404
     read_until(stream, b"data: [DONE]")
-    stream.close()
     wait_for(lambda: not daemon.engines(), 10, "its engine is gone")
 
 
@@ -89,7 +87,6 @@ def test_a_model_that_leaves_does_not_hold_up_the_end(configured: Configured) ->
     wait_for(lambda: "once more to cut" in daemon.stdout, 5)
     daemon.process.send_signal(signal.SIGTERM)
     daemon.wait_end(5)
-    stream.close()
 
 
 def test_an_added_model_is_served_and_preloaded_where_asked(configured: Configured) -> None:

@@ -53,7 +53,7 @@ def test_a_first_signal_lets_streams_end(tmp_path: Path, to_group: bool) -> None
     model = str(fake_model(tmp_path / "m"))
     with RunningDaemon(tmp_path / "home", model, "--decode-concurrency", "3") as daemon:
         daemon.wait_state("ready")
-        idle = socket.create_connection(("127.0.0.1", daemon.port), timeout=10)
+        idle = daemon.open_socket()
         streams = [daemon.stream(fake={"chunks": 20, "interval_s": 0.05}) for _ in range(3)]
         for stream in streams:
             read_until(stream, b"data:")
@@ -69,8 +69,6 @@ def test_a_first_signal_lets_streams_end(tmp_path: Path, to_group: bool) -> None
         assert daemon.wait_end(10) == OK
         assert_nothing_left(engines, daemon.run_dir)
         assert read_all(idle) == b""
-        for client in (idle, queued, *streams):
-            client.close()
     for ending in endings:
         assert b"data: [DONE]" in ending
         assert b'"error"' not in ending
@@ -94,7 +92,6 @@ def test_a_new_connection_is_refused_while_draining(tmp_path: Path) -> None:
 
         wait_for(refused, 2, "new connections are refused")
         assert b"data: [DONE]" in read_all(stream)
-        stream.close()
         assert daemon.wait_end(10) == OK
 
 
@@ -112,7 +109,6 @@ def test_a_second_signal_cuts(tmp_path: Path) -> None:
         assert daemon.wait_end(5) == CUT_BASE + signal.SIGTERM
         assert time.monotonic() - began < 2.0
         ending = read_all(stream)
-        stream.close()
         assert_nothing_left(engines, daemon.run_dir)
     assert b'"error"' in ending
     assert b"[DONE]" not in ending
@@ -129,7 +125,6 @@ def test_what_outlasts_the_shutdown_timeout_is_cut_with_an_error(tmp_path: Path)
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         ending = read_all(stream)
-        stream.close()
         assert daemon.wait_end(10) == OK
         assert time.monotonic() - began < 5.0
         assert_nothing_left(engines, daemon.run_dir)
@@ -151,18 +146,14 @@ def test_a_follower_of_the_log_does_not_hold_up_the_end(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m"))
     with RunningDaemon(tmp_path / "home", model) as daemon:
         daemon.wait_state("ready")
-        followers: list[socket.socket] = []
         for path in (b"/logs/stream", b"/events"):
-            follower = socket.create_connection(("127.0.0.1", daemon.port), timeout=10)
+            follower = daemon.open_socket()
             follower.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
             read_until(follower, b"\r\n\r\n")
-            followers.append(follower)
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.wait_end(5) == OK
         assert time.monotonic() - began < 1.5
-        for follower in followers:
-            follower.close()
 
 
 def test_stale_files_in_the_run_directory_do_not_matter(tmp_path: Path) -> None:
