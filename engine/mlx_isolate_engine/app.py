@@ -125,7 +125,7 @@ class _Engine:
             runtime.service,
             Identity.of(self._start, runtime.facts),
             self._start.settings,
-            on_answered=self._reporter.progress_now,
+            on_completed=self._reporter.progress_now,
             cache=runtime.cache,
         )
         await server.start(self._start.socket_path)

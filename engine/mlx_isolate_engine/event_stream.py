@@ -5,9 +5,13 @@ back-pressure: `send` waits while the client's socket is full. Knows no protocol
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
+
+# Below this a transport's buffer is not paused (asyncio's low-water mark): writing cannot block.
+_BUFFER_LOW_BYTES = 16 * 1024
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -46,6 +50,11 @@ class EventStream:
         self._done, self._total = 0, 0
 
     @property
+    def request(self) -> web.Request:
+        """The request that is answered."""
+        return self._request
+
+    @property
     def has_begun(self) -> bool:
         """Whether headers are out: from then on an error is an event."""
         return self._response.prepared
@@ -69,18 +78,17 @@ class EventStream:
         if not self._response.prepared:
             await self._open()
         self._last_write_at = self._clock()
-        self._writes_waiting += 1
-        try:
+        if self._may_block(event):
+            await self._outlast(self._response.write(event))
+        else:
             await self._response.write(event)
-        finally:
-            self._writes_waiting -= 1
 
     async def end(self, *, close_connection: bool = False) -> web.StreamResponse:
         """End the body; afterwards nothing can be sent."""
         self.stop_keepalives()
         if close_connection:
             self._response.force_close()
-        await self._response.write_eof()
+        await self._outlast(self._response.write_eof())
         return self._response
 
     def stop_keepalives(self) -> None:
@@ -88,6 +96,29 @@ class EventStream:
         if self._pinger is not None:
             self._pinger.cancel()
             self._pinger = None
+
+    def _may_block(self, event: bytes) -> bool:
+        transport = self._request.transport
+        if self._writes_waiting or transport is None:
+            return True
+        return transport.get_write_buffer_size() + len(event) > _BUFFER_LOW_BYTES
+
+    async def _outlast(self, writing: Coroutine[Any, Any, None]) -> None:
+        """Await a write in a task of its own, which a cancel of the caller does not reach.
+
+        All writes of a connection that wait for its buffer wait for one future of aiohttp's, and
+        a cancelled one leaves that future cancelled: every later write would then end as if its
+        own task had been cancelled.
+        """
+        self._writes_waiting += 1
+        task = asyncio.ensure_future(writing)
+        task.add_done_callback(self._note_written)
+        await asyncio.shield(task)
+
+    def _note_written(self, task: asyncio.Task[None]) -> None:
+        self._writes_waiting -= 1
+        if not task.cancelled():
+            task.exception()  # Told to the caller, if there still is one.
 
     async def _open(self) -> None:
         async with self._opening:

@@ -5,8 +5,9 @@ of: answered, rejected, failed, cancelled; the resources of its completions are 
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -16,10 +17,13 @@ from mlx_isolate_engine.completion.seam import CompletionService, PreparedComple
 from mlx_isolate_engine.event_stream import EventStream
 from mlx_isolate_engine.protocols.contract import Streamer, WireRequest
 from mlx_isolate_engine.protocols.transcript import Transcript
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import EngineError, HttpError
 
 log = logging.getLogger("engine.exchange")
 
+# What a client that is told of a failure may take to read it; one that has stalled never does.
+_LAST_WORDS_S = 1.0
 _Run = Callable[[int, PreparedCompletion], Awaitable[None]]
 
 
@@ -31,12 +35,14 @@ class Exchange:
         request: web.Request,
         wire: WireRequest,
         headers: dict[str, str],
-        ping_interval_s: float,
+        settings: EngineSettings,
+        on_completed: Callable[[], None],
     ) -> None:
         self._request = request
         self._wire = wire
         self._headers = headers
-        self._ping_interval_s = ping_interval_s
+        self._settings = settings
+        self._on_completed = on_completed
         self._task: asyncio.Task[object] | None = None
         self._cut_by: EngineError | None = None
 
@@ -78,25 +84,37 @@ class Exchange:
                 transcript.add(event)
 
             transcript.end(await completion.execute(sink))
+            self._on_completed()
 
         await _run_all(prepared, run)
         headers = {**JSON_HEADERS, **self._headers}
-        return web.Response(body=self._wire.body(transcripts), headers=headers)
+        response = web.Response(body=self._wire.body(transcripts), headers=headers)
+        async with _hang_up_after(self._settings.stall_timeout_s, self._request):
+            await response.prepare(self._request)
+            await response.write_eof()
+        return response
 
     async def _stream(self, prepared: Sequence[PreparedCompletion]) -> web.StreamResponse:
         streamer = self._wire.streamer()
         stream = EventStream(
-            self._request, self._headers, self._ping_interval_s, streamer.keepalive
+            self._request, self._headers, self._settings.sse_ping_interval_s, streamer.keepalive
         )
-        answer = _StreamedAnswer(stream, streamer, prepared[0].prompt_tokens)
+        answer = _StreamedAnswer(
+            stream,
+            streamer,
+            prompt_tokens=prepared[0].prompt_tokens,
+            patience_s=self._settings.stall_timeout_s,
+            on_completed=self._on_completed,
+        )
         stream.start_keepalives(prepared[0].prompt_tokens)
         try:
             await _run_all(prepared, answer.run)
-            return await answer.end()
+            async with _hang_up_after(self._settings.stall_timeout_s, self._request):
+                return await answer.end()
         except HttpError as error:
-            return await answer.fail(error)
+            return await self._fail(answer, error)
         except asyncio.CancelledError:
-            return await answer.fail(self._cut_error())
+            return await self._fail(answer, self._cut_error())
         except ConnectionError:
             raise
         except Exception:
@@ -104,9 +122,20 @@ class Exchange:
             log.exception("request.failed path=%s", self._request.path)
             if not stream.has_begun:
                 raise
-            return await answer.fail(internal_error())
+            return await self._fail(answer, internal_error())
         finally:
             stream.stop_keepalives()
+
+    async def _fail(
+        self, answer: "_StreamedAnswer", error: HttpError | asyncio.CancelledError
+    ) -> web.StreamResponse:
+        transport = self._request.transport
+        async with _hang_up_after(_LAST_WORDS_S, self._request):
+            response = await answer.fail(error)
+        if transport is not None:
+            # It closes now, but by itself only once its buffer is empty: when its client reads.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
+        return response
 
     def _cut_error(self) -> HttpError | asyncio.CancelledError:
         """What a cancellation means: cut by us, or the client is gone."""
@@ -121,8 +150,18 @@ class Exchange:
 class _StreamedAnswer:
     """Carries events of several completions into one stream."""
 
-    def __init__(self, stream: EventStream, streamer: Streamer, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        stream: EventStream,
+        streamer: Streamer,
+        *,
+        prompt_tokens: int,
+        patience_s: float,
+        on_completed: Callable[[], None],
+    ) -> None:
         self._stream = stream
+        self._patience_s = patience_s
+        self._on_completed = on_completed
         self._streamer = streamer
         self._prompt_tokens = prompt_tokens
         self._has_begun = False
@@ -141,9 +180,11 @@ class _StreamedAnswer:
                 await self._stream.send(chunk)
 
         summary: CompletionSummary = await completion.execute(sink)
-        await self._begin()
-        for chunk in self._streamer.finish(index, summary):
-            await self._stream.send(chunk)
+        self._on_completed()
+        async with _hang_up_after(self._patience_s, self._stream.request):
+            await self._begin()
+            for chunk in self._streamer.finish(index, summary):
+                await self._stream.send(chunk)
 
     async def end(self) -> web.StreamResponse:
         """All completions have ended."""
@@ -177,6 +218,22 @@ async def _run_all(prepared: Sequence[PreparedCompletion], run: _Run) -> None:
                 group.create_task(_as_coroutine(run(index, completion)))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
+
+
+@contextlib.asynccontextmanager
+async def _hang_up_after(seconds: float, request: web.Request) -> AsyncGenerator[None, None]:
+    """Bound the writing of what is left when nobody watches over a client that does not read.
+
+    Raises:
+        ConnectionError: the time is over and the connection closed.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client stopped reading") from None
 
 
 async def _as_coroutine(awaitable: Awaitable[None]) -> None:

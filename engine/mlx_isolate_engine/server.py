@@ -75,7 +75,7 @@ class EngineServer:
         service: where requests are prepared and run.
         identity: the names and facts that answers carry.
         settings: limits and intervals.
-        on_answered: called after the first completion that was answered in full.
+        on_completed: called after the first completion that ended by itself.
         cache: the prompt cache, for its endpoints; None = it is switched off.
     """
 
@@ -85,14 +85,14 @@ class EngineServer:
         identity: Identity,
         settings: EngineSettings,
         *,
-        on_answered: Callable[[], None],
+        on_completed: Callable[[], None],
         cache: CacheControl | None = None,
     ) -> None:
         self._cache_routes = CacheRoutes(cache)
         self._service = service
         self._identity = identity
         self._settings = settings
-        self._on_answered: Callable[[], None] | None = on_answered
+        self._on_completed: Callable[[], None] | None = on_completed
         self._responses = ResponseStore()
         self._active: set[Exchange] = set()
         self._idle = asyncio.Event()
@@ -104,6 +104,12 @@ class EngineServer:
     def active(self) -> int:
         """Exchanges that have not ended."""
         return len(self._active)
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, busy or not."""
+        server = self._runner.server if self._runner is not None else None
+        return len(server.connections) if server is not None else 0
 
     async def start(self, socket_path: str) -> None:
         """Listen on a new unix socket of mode 0600.
@@ -185,19 +191,20 @@ class EngineServer:
             )
         body = await self._read_body(request)
         wire = parse(body, self._call(request_id))
-        exchange = Exchange(request, wire, headers, self._settings.sse_ping_interval_s)
+        exchange = Exchange(request, wire, headers, self._settings, self._note_completion)
         self._active.add(exchange)
         self._idle.clear()
         try:
-            response = await exchange.run(self._service)
+            return await exchange.run(self._service)
         finally:
             self._active.discard(exchange)
             if not self._active:
                 self._idle.set()
-        if self._on_answered is not None:
-            self._on_answered()
-            self._on_answered = None
-        return response
+
+    def _note_completion(self) -> None:
+        on_completed, self._on_completed = self._on_completed, None
+        if on_completed is not None:
+            on_completed()
 
     def _call(self, request_id: str) -> Call:
         return Call(

@@ -14,7 +14,7 @@ from mlx_isolate_engine.completion.request import CompletionRequest
 from mlx_isolate_engine.completion.seam import Sink
 from mlx_isolate_engine.identity import Identity
 from mlx_isolate_engine.protocols.contract import Call
-from mlx_isolate_shared.errors import HttpError
+from mlx_isolate_shared.errors import EngineError, HttpError
 from mlx_isolate_shared.wire import ModelFacts
 
 FACTS = ModelFacts(
@@ -70,6 +70,8 @@ class ScriptedService:
     """Gives every completion the same steps: an event is sent, an asyncio.Event awaited, an error
     raised.
 
+    `stall_s` is how long a client may leave an event unread before its completion fails.
+
     Attributes:
         requests: what was prepared, in order.
         open: prepared completions that hold resources; 0 when nothing leaks.
@@ -83,10 +85,12 @@ class ScriptedService:
         ending: CompletionSummary | None = None,
         *,
         refusal: HttpError | None = None,
+        stall_s: float | None = None,
     ) -> None:
         self._steps = list(steps)
         self._ending = ending or summary()
         self._refusal = refusal
+        self.stall_s = stall_s
         self.requests: list[CompletionRequest] = []
         self.open = 0
         self.cancelled = 0
@@ -127,7 +131,7 @@ class ScriptedCompletion:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    await sink(step)
+                    await self._hand_over(step, sink)
         except asyncio.CancelledError:
             self._service.cancelled += 1
             self._service.was_cancelled.set()
@@ -135,6 +139,18 @@ class ScriptedCompletion:
         finally:
             await self.close()
         return self._ending
+
+    async def _hand_over(self, event: Event, sink: Sink) -> None:
+        limit = asyncio.timeout(self._service.stall_s)
+        try:
+            async with limit:
+                await sink(event)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise EngineError(
+                "The client stopped reading.", status=504, code="client_stalled"
+            ) from None
 
     async def close(self) -> None:
         if self._is_open:

@@ -32,7 +32,7 @@ class Served:
         self.server = server
         self.service = service
         self.path = path
-        self.answered = 0
+        self.completed = 0
 
     async def chat(self, body: bytes | dict[str, Any], **more: Any) -> Any:
         return await ask(self.path, CHAT, body, **more)
@@ -46,9 +46,9 @@ async def serving(
         path = f"{folder}/s"
 
         def count() -> None:
-            served.answered += 1
+            served.completed += 1
 
-        server = EngineServer(service, IDENTITY, settings or EngineSettings(), on_answered=count)
+        server = EngineServer(service, IDENTITY, settings or EngineSettings(), on_completed=count)
         served = Served(server, service, path)
         await server.start(path)
         try:
@@ -98,7 +98,7 @@ def test_stream_has_its_headers_and_joins_to_the_whole_answer() -> None:
         assert whole.headers["content-type"] == "application/json"
         text = "".join(one["choices"][0]["delta"].get("content", "") for one in streamed.data)
         assert text == whole.json["choices"][0]["message"]["content"] == "Grüße 👋"
-        assert served.answered == 1
+        assert served.completed == 1
 
     run(scenario, content("Grüße", " 👋"))
 
@@ -362,6 +362,20 @@ def test_client_that_does_not_read_holds_back_its_completion_only() -> None:
         await wait_until(lambda: served.server.active == 0, 2)
 
     run(scenario, content(*[text] * 2000))
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM, {**STREAM, "n": 2}])
+def test_client_that_never_reads_is_hung_up_on(body: dict[str, Any]) -> None:
+    async def scenario(served: Served) -> None:
+        async with await RawClient.connect(served.path) as client:
+            client.send(CHAT, body)
+            await served.service.running.wait()
+            await wait_until(lambda: served.server.connections == 0, 5)
+            assert served.server.active == served.service.open == 0
+
+    # Short limits, so that the test need not wait for the real ones.
+    settings = EngineSettings(stall_timeout_s=0.2)
+    run(scenario, content(*["x" * 10_000] * 2000), settings, stall_s=0.2)
 
 
 def test_connection_is_kept_after_an_answer_and_after_a_refusal() -> None:
