@@ -68,6 +68,8 @@ class ModelCompletionService:
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
         self._places = 0
         self._is_closed = False
+        scheme = f"{settings.kv_bits}/{settings.kv_group_size}/{settings.quantized_kv_start}"
+        self._namespace = "full" if settings.kv_bits is None else f"kv {scheme}"
 
     @property
     def places_taken(self) -> int:
@@ -127,6 +129,8 @@ class ModelCompletionService:
             ),
             sampling=sampling,
             text=self._text_plan(request, prompt),
+            namespace=self._namespace,
+            placement=self._thread.placement,
         )
 
     async def _build(self, request: CompletionRequest) -> BuiltPrompt:

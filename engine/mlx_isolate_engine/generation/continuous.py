@@ -5,31 +5,28 @@ text (row), order (admission) or step length (pacing).
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
-from mlx_isolate_engine.generation.counters import Counters
-from mlx_isolate_engine.generation.outbox import Deliveries
+from mlx_isolate_engine.generation.endings import Endings
+from mlx_isolate_engine.generation.lane import RESUME_SHARE, LaneParts
 from mlx_isolate_engine.generation.pacing import PrefillPace
-from mlx_isolate_engine.generation.plan import Checkpoint, EndKind
-from mlx_isolate_engine.generation.ports import EntryKind, PromptCache
-from mlx_isolate_engine.generation.row import ModelFamily, Row
+from mlx_isolate_engine.generation.ports import EntryKind
+from mlx_isolate_engine.generation.reuse import Found
+from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_engine.generation.ticket import Ticket
-from mlx_isolate_shared.clock import Clock
-from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-# A parked row comes back when its reader has worked off so much of its buffer; coming back at the
-# first byte would park it again at once.
-RESUME_SHARE = 0.5
+# Share of max_step_s that a step may spend on reading cached prefixes from disk.
+RESTORE_SHARE = 0.3
 
 
 class Parked:
@@ -43,53 +40,38 @@ class Parked:
 
 
 class ContinuousLane:
-    """Runs rows side by side; every method belongs to the generation thread.
+    """Runs rows side by side.
 
     Args:
-        model: mlx_lm's model.
-        family: its shared parts.
-        settings: concurrency, step sizes and the stall buffer.
-        prompt_cache: prefixes to reuse; None = every prompt runs in full.
-        counters: told what happens.
-        deliveries: takes events and ends.
-        clock: for pacing and timings.
+        parts: what it works with.
+        padded_tokens_max: rows times longest row that fit into memory; None = not limited.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        family: ModelFamily,
-        settings: EngineSettings,
-        prompt_cache: PromptCache | None,
-        counters: Counters,
-        deliveries: Deliveries,
-        clock: Clock,
-    ) -> None:
-        self._model = model
-        self._family = family
+    def __init__(self, parts: LaneParts, padded_tokens_max: int | None) -> None:
+        settings = parts.settings
         self._settings = settings
-        self._cache = prompt_cache
-        self._counters = counters
-        self._deliveries = deliveries
-        self._clock = clock
+        self._family = parts.family
+        self._reuse = parts.reuse
+        self._counters = parts.counters
+        self._deliveries = parts.deliveries
+        self._clock = parts.clock
+        self._endings = Endings("continuous", parts.counters, parts.deliveries)
+        self._padded_tokens_max = padded_tokens_max
         self._rows_max = max(1, settings.decode_concurrency)
         self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
         self._pace = PrefillPace(
             settings.max_step_s, settings.prefill_step_size * self._prompts_max
         )
         self._generator = BatchGenerator(
-            model,
-            stop_tokens=[[token] for token in sorted(family.end_tokens)],
+            parts.model,
+            stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
             completion_batch_size=self._rows_max,
             # Whatever admission has let in may prefill at once; admission keeps the limit.
             prefill_batch_size=self._rows_max,
             prefill_step_size=settings.prefill_step_size,
         )
-        self.wants_checkpoints = prompt_cache is not None and prompt_cache.wants_checkpoint(
-            make_prompt_cache(model)
-        )
-        self.padded_tokens_max: int | None = None
         self._waiting: list[Row] = []
+        self._restoring: list[tuple[Row, Generator[None, None, Found]]] = []
         self._prefilling: dict[int, Row] = {}
         self._decoding: dict[int, Row] = {}
         self._parked: dict[Ticket, Parked] = {}
@@ -98,47 +80,48 @@ class ContinuousLane:
     # -- what the thread asks and tells
 
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._waiting or self._prefilling or self._decoding or self._resuming)
+        """See `Lane.has_work`."""
+        running = self._prefilling or self._decoding or self._restoring
+        return bool(running or self._waiting or self._resuming)
 
     def submit(self, ticket: Ticket) -> None:
-        """A new completion waits for its turn."""
-        if ticket.give_up is not None:
-            self._end(ticket, ticket.give_up)
-            return
+        """See `Lane.submit`."""
         self._waiting.append(Row(ticket, self._family, self._clock))
 
     def resume(self, ticket: Ticket) -> None:
-        """The reader of a parked row has caught up."""
+        """See `Lane.resume`."""
         parked = self._parked.pop(ticket, None)
         if parked is not None:
             ticket.is_parked = False
             self._resuming.append(parked)
 
     def drop(self, ticket: Ticket) -> None:
-        """Take a completion out, in whatever phase it is; its partial cache is kept."""
-        kind = ticket.give_up or "cancelled"
+        """See `Lane.drop`; what its cache holds is kept."""
         if (waiting := _find(self._waiting, ticket)) is not None:
             self._waiting.remove(waiting)
+        elif (restoring := self._pop_restoring(ticket)) is not None:
+            self._counters.active -= 1
+            restoring.close()
         elif (row := _find(self._prefilling.values(), ticket)) is not None:
             self._take_out(row, "partial")
         elif (row := _find(self._decoding.values(), ticket)) is not None:
             self._take_out(row, "assistant")
         elif (parked := self._pop_parked(ticket)) is not None:
             self._counters.active -= 1
-            self._keep(parked.row, parked.tokens, parked.cache, "assistant")
+            self._reuse.keep(parked.row, parked.tokens, parked.cache, "assistant")
         else:
             return  # It has ended by itself.
-        self._end(ticket, kind)
+        self._endings.drop(ticket)
 
     def close(self, error: EngineError) -> None:
-        """End everything with `error` and give the generator back."""
-        tickets = [row.ticket for row in self._waiting]
-        tickets += [row.ticket for row in (*self._prefilling.values(), *self._decoding.values())]
-        tickets += [parked.row.ticket for parked in (*self._parked.values(), *self._resuming)]
-        for ticket in tickets:
-            self._deliveries.end(ticket.outbox, error)
-            self._counters.count_end("failed")
+        """See `Lane.close`."""
+        rows = [*self._waiting, *self._prefilling.values(), *self._decoding.values()]
+        rows += [parked.row for parked in (*self._parked.values(), *self._resuming)]
+        for row, restoring in self._restoring:
+            restoring.close()
+            rows.append(row)
+        for row in rows:
+            self._endings.refuse(row.ticket, error)
         self._counters.active = 0
         self._generator.close()
 
@@ -147,10 +130,10 @@ class ContinuousLane:
     def step(self) -> None:
         """Let rows in, run one decode step and one piece of prefill, and pass on what came."""
         self._let_in()
+        self._restore()
         before = self._clock.monotonic()
-        rows = len(self._prefilling)
-        share = min(self._pace.row_share(rows), self._settings.prefill_step_size)
-        self._generator.prefill_step_size = share
+        share = self._pace.row_share(len(self._prefilling))
+        self._generator.prefill_step_size = min(share, self._settings.prefill_step_size)
         prompts, tokens = self._generator.next()
         if prompts:
             self._note_prompts(prompts, before)
@@ -158,48 +141,61 @@ class ContinuousLane:
             self._note_token(response)
 
     def _let_in(self) -> None:
-        free = self._rows_max - len(self._prefilling) - len(self._decoding)
-        while self._resuming and free > 0:
+        running = len(self._prefilling) + len(self._decoding) + len(self._restoring)
+        while self._resuming and running < self._rows_max:
             self._insert_parked(self._resuming.pop(0))
-            free -= 1
+            running += 1
         if not self._waiting:
             return
+        for row in self._choose():
+            self._counters.active += 1
+            self._restoring.append((row, self._reuse.find(row)))
+
+    def _choose(self) -> list[Row]:
+        """Take the rows that join now from those that wait."""
+        running = [*self._prefilling.values(), *(row for row, _ in self._restoring)]
+        lengths = (row.length for row in (*running, *self._decoding.values()))
         batch = admission.Batch(
-            prefilling=[row.prompt_left for row in self._prefilling.values()],
+            prefilling=[row.prompt_left for row in running],
             decoding=len(self._decoding),
-            longest=self._longest(),
+            longest=max(lengths, default=0),
             rows_max=self._rows_max,
             prompts_max=self._prompts_max,
             allowance=self._pace.allowance,
-            padded_tokens_max=self.padded_tokens_max,
+            padded_tokens_max=self._padded_tokens_max,
         )
         waiters = [
             admission.Waiter(tokens=row.prompt_left, length=row.length, since=row.submitted_at)
             for row in self._waiting
         ]
         chosen = admission.choose(waiters, batch, self._clock.monotonic())
-        joining = [self._waiting[position] for position in chosen]
+        rows = [self._waiting[position] for position in chosen]
         for position in sorted(chosen, reverse=True):
             del self._waiting[position]
-        for row in joining:
-            self._insert(row)
+        return rows
 
-    def _longest(self) -> int:
-        rows = (*self._prefilling.values(), *self._decoding.values())
-        return max((row.length for row in rows), default=0)
+    def _restore(self) -> None:
+        """Look for cached prefixes; a long read from disk goes on in later steps."""
+        deadline = self._clock.monotonic() + self._settings.max_step_s * RESTORE_SHARE
+        while self._restoring:
+            row, steps = self._restoring[0]
+            try:
+                next(steps)
+            except StopIteration as end:
+                del self._restoring[0]
+                self._insert(row, end.value)
+                continue
+            if self._clock.monotonic() >= deadline:
+                return
 
-    def _insert(self, row: Row) -> None:
-        prompt, reused, cache = row.plan.prompt, 0, None
-        if self._cache is not None:
-            cache, reused = self._cache.take(prompt.tokens, row.plan.namespace)
-        ends = self._checkpoints(row, reused)
+    def _insert(self, row: Row, found: Found) -> None:
+        cache, reused = found
+        prompt = row.plan.prompt
+        ends = self._reuse.checkpoints(prompt, reused)
         row.checkpoints.extend(ends)
         row.start(reused)
-        begins = [reused, *(each.end for each in ends)]
-        segments = [
-            prompt.tokens[begin:end]
-            for begin, end in zip(begins, [*begins[1:], len(prompt.tokens)], strict=True)
-        ]
+        edges = [reused, *(each.end for each in ends), len(prompt.tokens)]
+        segments = [prompt.tokens[a:b] for a, b in pairwise(edges)]
         caches: list[Any] = [cache]
         (row.uid,) = self._generator.insert_segments(
             [segments],
@@ -209,19 +205,7 @@ class ContinuousLane:
             samplers=[row.sampler],
             logits_processors=[row.processors],
         )
-        self._counters.active += 1
         self._prefilling[row.uid] = row
-
-    def _checkpoints(self, row: Row, reused: int) -> list[Checkpoint]:
-        """Where the prefill pauses: asked-for places, and always before the last token."""
-        prompt = row.plan.prompt
-        last = len(prompt.tokens) - 1
-        ends = [each for each in prompt.checkpoints if reused < each.end < last]
-        if not self.wants_checkpoints:
-            ends = []
-        if last > reused:
-            ends.append(Checkpoint(end=last, kind="prompt"))
-        return ends
 
     def _insert_parked(self, parked: Parked) -> None:
         row = parked.row
@@ -254,8 +238,8 @@ class ContinuousLane:
         running = sum(1 for response in responses if not response.end_of_prompt)
         seconds = self._clock.monotonic() - before
         self._pace.observe(max(ran) * running, seconds)
-        if self._cache is not None and running:
-            self._cache.note_prefill(sum(ran), seconds)
+        if running:
+            self._reuse.note_prefill(sum(ran), seconds)
         if ended:
             self._keep_checkpoints(ended)
 
@@ -263,10 +247,10 @@ class ContinuousLane:
         kinds: dict[int, EntryKind] = {
             uid: self._prefilling[uid].checkpoints.popleft().kind for uid in uids
         }
-        if self._cache is None or not self.wants_checkpoints:
+        if not self._reuse.wants_checkpoints:
             return
         for uid, (cache, tokens) in self._generator.extract_cache(uids).items():
-            self._keep(self._prefilling[uid], tokens, cache, kinds[uid])
+            self._reuse.keep_checkpoint(self._prefilling[uid], tokens, cache, kinds[uid])
 
     def _note_token(self, response: Any) -> None:
         row = self._decoding[response.uid]
@@ -282,33 +266,35 @@ class ContinuousLane:
             self._park(row)
 
     def _finish(self, row: Row, response: Any, reason: FinishReason) -> None:
+        self._endings.complete(row, reason)
+        self._deliveries.flush()  # nobody should wait for what is kept for later prompts
         if response.finish_reason is None:  # a stop string: only we know of it
             self._take_out(row, "assistant")
-        else:
-            self._counters.active -= 1
-            del self._decoding[row.uid]
-            self._keep(row, response.all_tokens, response.prompt_cache, "assistant")
-        self._complete(row, reason)
+            return
+        self._counters.active -= 1
+        del self._decoding[row.uid]
+        self._reuse.keep(row, response.all_tokens, response.prompt_cache, "assistant")
 
-    def _complete(self, row: Row, reason: FinishReason) -> None:
-        self._deliveries.end(row.ticket.outbox, row.summary(reason, "continuous"))
-        self._counters.count_end("completed")
+    def _fail(self, row: Row, response: Any, error: Exception) -> None:
+        """One row has failed; nothing of it is kept, and its neighbours go on."""
+        self._counters.active -= 1
+        del self._decoding[row.uid]
+        if response.finish_reason is None:
+            self._generator.remove([row.uid])
+        self._endings.fail(row.ticket, error)
 
     def _take_out(self, row: Row, kind: EntryKind) -> None:
         """Take a row out of the batch before its end, and keep what its cache holds."""
         self._counters.active -= 1
         self._prefilling.pop(row.uid, None)
         self._decoding.pop(row.uid, None)
-        if self._cache is None:
+        if not self._reuse.is_on:
             self._generator.remove([row.uid])
             return
         cache, tokens = self._generator.remove([row.uid], return_prompt_caches=True)[row.uid]
-        if tokens:
-            self._keep(row, tokens, cache, kind)
+        self._reuse.keep(row, tokens, cache, kind)
 
-    def _keep(self, row: Row, tokens: list[int], cache: list[Any], kind: EntryKind) -> None:
-        if self._cache is not None:
-            self._cache.put(tokens, cache, row.plan.namespace, kind)
+    # -- rows whose readers have stopped
 
     def _park(self, row: Row) -> None:
         """Take a row out whose reader has stopped, with all that is needed to go on later.
@@ -325,13 +311,13 @@ class ContinuousLane:
         advance = row.take_token(next_token)
         if advance.error is not None:
             self._counters.active -= 1
-            self._end_failed(row.ticket, advance.error)
+            self._endings.fail(row.ticket, advance.error)
             return
         self._deliveries.add(row.ticket.outbox, advance.events)
         if advance.reason is not None:
             self._counters.active -= 1
-            self._keep(row, tokens, cache, "assistant")
-            self._complete(row, advance.reason)
+            self._reuse.keep(row, tokens, cache, "assistant")
+            self._endings.complete(row, advance.reason)
             return
         log.info("completion.parked request=%s", row.plan.request_id)
         self._parked[row.ticket] = Parked(row, cache, list(tokens), next_token)
@@ -348,25 +334,12 @@ class ContinuousLane:
                 self._resuming.remove(parked)
         return parked
 
-    def _fail(self, row: Row, response: Any, error: Exception) -> None:
-        """One row has failed; nothing of it is kept, and its neighbours go on."""
-        self._counters.active -= 1
-        del self._decoding[row.uid]
-        if response.finish_reason is None:
-            self._generator.remove([row.uid])
-        self._end_failed(row.ticket, error)
-
-    def _end_failed(self, ticket: Ticket, error: Exception) -> None:
-        log.error("completion.failed request=%s", ticket.plan.request_id, exc_info=error)
-        message = "Generation of this completion failed inside the engine."
-        failure = EngineError(message, status=500, code="generation_failed", retry_after_s=None)
-        self._deliveries.end(ticket.outbox, failure)
-        self._counters.count_end("failed")
-
-    def _end(self, ticket: Ticket, kind: EndKind) -> None:
-        """Count an end that nobody waits for: its reader has gone or has been given up."""
-        self._counters.count_end(kind)
-        log.info("completion.%s request=%s", kind, ticket.plan.request_id)
+    def _pop_restoring(self, ticket: Ticket) -> Generator[None, None, Found] | None:
+        for position, (row, steps) in enumerate(self._restoring):
+            if row.ticket is ticket:
+                del self._restoring[position]
+                return steps
+        return None
 
 
 def _find(rows: Iterable[Row], ticket: Ticket) -> Row | None:

@@ -1,6 +1,6 @@
 """What the generation thread needs from its neighbours: a loaded model and a prompt cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, Protocol
 
 from mlx_isolate_shared.wire import CacheFigures, ModelFacts
@@ -35,10 +35,13 @@ class LoadedModel(Protocol):
 class PromptCache(Protocol):
     """Prefixes of prompts with their KV state; every call happens on the generation thread."""
 
-    def take(self, tokens: Sequence[int], namespace: str) -> tuple[list[Any] | None, int]:
+    def take_stepwise(
+        self, tokens: Sequence[int], namespace: str
+    ) -> Generator[None, None, tuple[list[Any] | None, int]]:
         """The longest usable prefix of `tokens` as a cache of the caller's own, and its length.
 
-        At least one token is always left to run, so the length is below len(tokens).
+        Yields while it reads from disk, for others to go on. At least one token is always left to
+        run, so the length is below len(tokens).
         """
         ...
 

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import mlx.core as mx
+from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_isolate_engine.cache import kinds
+from mlx_isolate_engine.completion.events import Placement
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
+from mlx_isolate_engine.generation.lane import Lane, LaneParts
 from mlx_isolate_engine.generation.memory import padded_tokens_max
 from mlx_isolate_engine.generation.outbox import Deliveries
 from mlx_isolate_engine.generation.plan import EndKind
@@ -24,11 +28,13 @@ from mlx_isolate_engine.generation.ports import (
     MakePromptCache,
     PromptCache,
 )
+from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
+from mlx_isolate_engine.generation.serial import SerialLane
 from mlx_isolate_engine.generation.ticket import Ticket
 from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.config import EngineSettings
-from mlx_isolate_shared.errors import EngineError
+from mlx_isolate_shared.errors import ConfigError, EngineError
 from mlx_isolate_shared.wire import CacheFigures, Progress
 
 log = logging.getLogger(__name__)
@@ -36,6 +42,10 @@ log = logging.getLogger(__name__)
 # Status of a process whose generation loop has failed: an engine that lives but cannot generate
 # would be worse than none.
 EXIT_GENERATION_FAILED = 70
+
+# What mlx can quantize to.
+KV_BITS = (2, 3, 4, 5, 6, 8)
+KV_GROUP_SIZES = (32, 64, 128)
 
 _Message = tuple[Literal["submit", "drop", "resume", "stop"], Ticket | None]
 
@@ -82,7 +92,8 @@ class GenerationThread:
         self._loaded: LoadedModel | None = None
         self._family: ModelFamily | None = None
         self._cache: PromptCache | None = None
-        self._wants_checkpoints = False
+        self._lanes: dict[Placement, Lane] = {}
+        self._reuse: PrefixReuse | None = None
         self._end_error: EngineError | None = None
         self.counters = Counters()
 
@@ -122,7 +133,12 @@ class GenerationThread:
     @property
     def wants_checkpoints(self) -> bool:
         """Whether the prompt cache has a use for entries that end inside a prompt."""
-        return self._wants_checkpoints
+        return self._reuse is not None and self._reuse.wants_checkpoints
+
+    @property
+    def placement(self) -> Placement:
+        """The lane in which this engine's completions run; only after `start` has returned."""
+        return "continuous" if "continuous" in self._lanes else "serial"
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a completion; its outbox gets events and one end, unless it is given up first."""
@@ -174,29 +190,29 @@ class GenerationThread:
     def _run(self) -> None:
         assert self._deliveries is not None and self._started is not None
         try:
-            lane = self._prepare()
+            self._prepare()
         except BaseException as error:  # noqa: BLE001 - the top frame of the thread
             self._deliveries.call(_set_exception, self._started, error)
             self._say_stopped()
             return
         self._deliveries.call(_set_result, self._started, self._loaded)
         try:
-            self._loop(lane)
+            self._loop()
         except BaseException as error:  # noqa: BLE001 - the top frame of the thread
             log.critical("generation.failed error=%s", type(error).__name__)
-            self._end_all(lane, EngineError("The engine failed.", status=502, code="engine_died"))
+            self._end_all(EngineError("The engine failed.", status=502, code="engine_died"))
             self._say_stopped()
             self._on_failure(error)
             return
-        stopping = EngineError("The engine is stopping.", status=503, code="engine_stopping")
-        self._end_all(lane, stopping)
-        self._give_back(lane)
+        self._end_all(EngineError("The engine is stopping.", status=503, code="engine_stopping"))
+        self._give_back()
         self._say_stopped()
 
-    def _end_all(self, lane: ContinuousLane, error: EngineError) -> None:
+    def _end_all(self, error: EngineError) -> None:
         assert self._deliveries is not None
         self._deliveries.flush()
-        lane.close(error)
+        for lane in self._lanes.values():
+            lane.close(error)
         self._deliveries.flush()
         # In this order: what is submitted after the second line, its submitter refuses.
         self._end_error = error
@@ -214,36 +230,43 @@ class GenerationThread:
                 self.counters.count_end("failed")
                 self._deliveries.call(ticket.outbox.deliver, [], error)
 
-    def _prepare(self) -> ContinuousLane:
+    def _prepare(self) -> None:
         assert self._deliveries is not None
         self._loaded = self._load()
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
-        self._family = ModelFamily(tokenizer, _warm_up(model))
+        empty = make_prompt_cache(model)
+        check_kv_bits(self._settings, empty)
+        self._family = ModelFamily(tokenizer, _warm_up(model, self._settings))
         if self._make_prompt_cache is not None:
             self._cache = self._make_prompt_cache(self._loaded)
-        lane = ContinuousLane(
-            model,
-            self._family,
-            self._settings,
-            self._cache,
-            self.counters,
-            self._deliveries,
-            self._clock,
+        self._reuse = PrefixReuse(self._cache, empty)
+        parts = LaneParts(
+            model=model,
+            family=self._family,
+            settings=self._settings,
+            reuse=self._reuse,
+            counters=self.counters,
+            deliveries=self._deliveries,
+            clock=self._clock,
         )
-        lane.padded_tokens_max = padded_tokens_max(model)
-        self._wants_checkpoints = lane.wants_checkpoints
-        return lane
+        if can_batch(self._settings, empty):
+            self._lanes["continuous"] = ContinuousLane(parts, padded_tokens_max(model))
+        else:
+            self._lanes["serial"] = SerialLane(parts)
 
-    def _loop(self, lane: ContinuousLane) -> None:
+    def _loop(self) -> None:
         assert self._deliveries is not None
-        while self._take_messages(lane):
-            if lane.has_work():
-                lane.step()
+        lanes = list(self._lanes.values())
+        while self._take_messages():
+            for lane in lanes:
+                if lane.has_work():
+                    lane.step()
             self._deliveries.flush()
 
-    def _take_messages(self, lane: ContinuousLane) -> bool:
+    def _take_messages(self) -> bool:
         """Handle what has come in; waits only if there is nothing else to do. False = stop."""
-        if not lane.has_work() and self._inbox.empty():
+        has_work = any(lane.has_work() for lane in self._lanes.values())
+        if not has_work and self._inbox.empty():
             self._set_idle(True)
             message = self._inbox.get()
             self._set_idle(False)
@@ -257,6 +280,7 @@ class GenerationThread:
             if command == "stop":
                 return False
             assert ticket is not None
+            lane = self._lanes[ticket.plan.placement]
             match command:
                 case "submit":
                     lane.submit(ticket)
@@ -273,10 +297,10 @@ class GenerationThread:
         if self._cache is not None:
             self._cache.set_idle(idle)
 
-    def _give_back(self, lane: ContinuousLane) -> None:
+    def _give_back(self) -> None:
         """Let go of everything of MLX's on the thread that made it: else the exit aborts."""
-        del lane
-        self._loaded = self._family = self._cache = None
+        self._lanes.clear()
+        self._loaded = self._family = self._cache = self._reuse = None
         mx.synchronize()
         mx.clear_cache()
         mx.clear_streams()
@@ -286,14 +310,53 @@ class GenerationThread:
         self._deliveries.call(_set_result, self._stopped, None)
 
 
-def _warm_up(model: Any) -> int:
+def can_batch(settings: EngineSettings, cache: list[Any]) -> bool:
+    """Whether completions may run in one batch: kinds of cache that merge, and no KV scheme."""
+    return (
+        settings.decode_concurrency > 1
+        and settings.kv_bits is None
+        and all(hasattr(part, "merge") for part in cache)
+    )
+
+
+def check_kv_bits(settings: EngineSettings, cache: list[Any]) -> None:
+    """Refuse KV quantization where it would give wrong answers or none.
+
+    Raises:
+        ConfigError: in one sentence.
+    """
+    if settings.kv_bits is None:
+        return
+    if settings.kv_bits not in KV_BITS or settings.kv_group_size not in KV_GROUP_SIZES:
+        raise ConfigError(
+            f"--kv-bits can be {', '.join(map(str, KV_BITS))} and --kv-group-size "
+            f"{', '.join(map(str, KV_GROUP_SIZES))}."
+        )
+    if not kinds.allows_kv_bits(cache):
+        raise ConfigError(
+            f"--kv-bits does not work with this model's cache ({', '.join(kinds.kind_names(cache))})."
+        )
+
+
+def _warm_up(model: Any, settings: EngineSettings) -> int:
     """One small prefill and one decode step; returns the width of the model's output.
 
     On a GPU the first pass of a process compiles kernels for many seconds; nobody should wait for
     that in a request.
+
+    Raises:
+        ConfigError: the KV scheme does not fit the model's head size.
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, 8), mx.int32), cache=cache))
+    if settings.kv_bits is not None:
+        try:
+            maybe_quantize_kv_cache(cache, 0, settings.kv_group_size, settings.kv_bits)
+        except ValueError as error:
+            raise ConfigError(
+                f"--kv-group-size {settings.kv_group_size} does not fit this model's heads; "
+                f"try {KV_GROUP_SIZES[0]}."
+            ) from error
     logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
     mx.eval(logits)
     return int(logits.shape[-1])

@@ -1,0 +1,236 @@
+"""The serial lane: mlx-lm's single-row path with reuse, cancellation and KV quantization."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
+from mlx_isolate_engine.completion.events import ContentDelta, Event, PrefillProgress
+from mlx_isolate_engine.completion.request import SamplingRequest
+from mlx_isolate_engine.generation import sampling
+from mlx_isolate_shared.errors import ConfigError, EngineError
+from tests.integration.generation_rig import (
+    Rig,
+    TinyLoaded,
+    chat_request,
+    load_tiny,
+    rig,
+    run_async,
+    text_request,
+    tokens_request,
+)
+from tests.material.models import (
+    CACHE_LIST,
+    FULL,
+    HYBRID,
+    RECURRENT,
+    SHARED_KV,
+    SLIDING,
+    ModelSpec,
+    printable_ids,
+)
+
+TOKENS = 24
+SERIAL = {"decode_concurrency": 1}
+
+
+def new_cache(_: object) -> PromptCache:
+    return PromptCache(entries_max=20, bytes_max=None)
+
+
+def random_prompt(seed: int, length: int = 60) -> list[int]:
+    return random.Random(seed).choices(printable_ids(), k=length)
+
+
+def load_with_texts(
+    prompts: list[list[int]], texts: list[str], **options: Any
+) -> Callable[[Path], TinyLoaded]:
+    """A loader that also fills `texts` with mlx-lm's own greedy answers."""
+
+    def load(folder: Path) -> TinyLoaded:
+        loaded = load_tiny(folder)
+        for prompt in prompts:
+            steps = generate_step(mx.array(prompt), loaded.model, max_tokens=TOKENS, **options)
+            texts.append(loaded.tokenizer.decode([int(token) for token, _ in steps]))
+        return loaded
+
+    return load
+
+
+async def texts_of(subject: Rig, prompts: list[list[int]]) -> list[str]:
+    answers = [await subject.run(tokens_request(p, max_tokens=TOKENS)) for p in prompts]
+    assert {answer.end.timings.placement for answer in answers} == {"serial"}
+    return [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize(
+    "spec", [FULL, SLIDING, RECURRENT, HYBRID, CACHE_LIST, SHARED_KV], ids=lambda spec: spec.kind
+)
+def test_serial_answers_equal_mlx_lm_cold_and_warm(
+    spec: ModelSpec, model_folder: Callable[[ModelSpec], Path]
+) -> None:
+    first = random_prompt(1)
+    prompts = [first, first + random_prompt(2, 20), first + random_prompt(3, 9), first]
+    texts: list[str] = []
+
+    async def test() -> None:
+        load = load_with_texts(prompts, texts)
+        async with rig(
+            model_folder(spec), load=load, make_prompt_cache=new_cache, **SERIAL
+        ) as subject:
+            assert await texts_of(subject, prompts) == texts
+            again = await subject.run(tokens_request(prompts[1], max_tokens=3))
+            assert again.end.cached_tokens == len(prompts[1]) - 1
+
+    run_async(test())
+
+
+def test_penalties_are_the_same_warm_as_cold(full_model: Path) -> None:
+    sampling = SamplingRequest(repetition_penalty=1.7, repetition_context_size=200)
+    request = tokens_request(random_prompt(4) * 2, max_tokens=TOKENS, sampling=sampling)
+
+    async def test() -> None:
+        async with rig(full_model, make_prompt_cache=new_cache, **SERIAL) as subject:
+            cold, warm = await subject.run(request), await subject.run(request)
+            assert (cold.end.cached_tokens, warm.end.cached_tokens) == (0, 119)
+            assert cold.text == warm.text
+        async with rig(full_model) as batched:
+            assert (await batched.run(request)).text == cold.text
+
+    run_async(test())
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("start", [0, 40])
+def test_kv_bits_answer_as_mlx_lms_kv_bits(
+    model_folder: Callable[[ModelSpec], Path], bits: int, start: int
+) -> None:
+    folder = model_folder(ModelSpec(kind="full", hidden=128))
+    options = {"kv_bits": bits, "kv_group_size": 32, "quantized_kv_start": start}
+    prompts = [random_prompt(5), random_prompt(6)]
+    texts: list[str] = []
+
+    async def test() -> None:
+        load = load_with_texts(prompts, texts, **options)
+        async with rig(folder, load=load, make_prompt_cache=new_cache, **options) as subject:
+            assert await texts_of(subject, prompts) == texts
+            assert await texts_of(subject, prompts) == texts
+            plain: list[str] = []
+        async with rig(folder, load=load_with_texts(prompts, plain)) as _:
+            assert plain != texts  # quantization was on
+
+    run_async(test())
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (SLIDING, {"kv_bits": 8, "kv_group_size": 32}),
+        (RECURRENT, {"kv_bits": 8, "kv_group_size": 32}),
+        (FULL, {"kv_bits": 7, "kv_group_size": 32}),
+        (FULL, {"kv_bits": 8, "kv_group_size": 128}),
+    ],
+)
+def test_kv_bits_that_cannot_work_refuse_the_start(
+    model_folder: Callable[[ModelSpec], Path], spec: ModelSpec, options: dict[str, int]
+) -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigError, match="--kv-"):
+            async with rig(model_folder(spec), **options):
+                pass
+
+    run_async(test())
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+def test_a_cancelled_completion_leaves_every_phase_of_the_serial_lane(
+    slow_model: Path, phase: str
+) -> None:
+    async def test() -> None:
+        async with rig(slow_model, make_prompt_cache=new_cache, **SERIAL) as subject:
+            reached = asyncio.Event()
+
+            async def watch(event: Event) -> None:
+                if isinstance(event, PrefillProgress if phase == "prefill" else ContentDelta):
+                    reached.set()
+
+            prompt = random_prompt(7, 3000 if phase == "prefill" else 5)
+            first = asyncio.create_task(
+                subject.run(tokens_request(prompt, max_tokens=20000), watch)
+            )
+            await reached.wait()
+            second = asyncio.create_task(subject.run(text_request("x", max_tokens=3)))
+            if phase == "queued":
+                third = asyncio.create_task(subject.run(text_request("y", max_tokens=3)))
+                await asyncio.sleep(0)
+                third.cancel()
+            first.cancel()
+            assert (await second).end.completion_tokens == 3
+            await subject.wait_idle()
+            assert subject.thread.counters.cancelled >= 1
+            if phase == "prefill":  # what had run is worth keeping
+                again = await subject.run(tokens_request(prompt[:200], max_tokens=1))
+                assert again.end.cached_tokens > 0
+
+    run_async(test())
+
+
+def test_a_stalled_reader_lets_the_next_one_run(full_model: Path) -> None:
+    async def test() -> None:
+        async with rig(full_model, stall_buffer_bytes=2000, **SERIAL) as subject:
+            request = text_request("hello", max_tokens=200)
+            alone = await subject.run(request)
+            go_on = asyncio.Event()
+
+            async def watch(event: Event) -> None:
+                if isinstance(event, ContentDelta):
+                    await go_on.wait()
+
+            stalled = asyncio.create_task(subject.run(request, watch))
+            beside = await subject.run(text_request("other", max_tokens=30))
+            assert beside.end.completion_tokens == 30
+            go_on.set()
+            assert (await stalled).text == alone.text
+            await subject.wait_idle()
+
+    run_async(test())
+
+
+def test_a_broken_row_of_the_serial_lane_fails_alone(
+    full_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise LookupError("broken")
+
+    monkeypatch.setattr(sampling, "keep_top_k", fail)
+
+    async def test() -> None:
+        async with rig(full_model, **SERIAL) as subject:
+            bad = text_request("x", sampling=SamplingRequest(temperature=1.0, top_k=13))
+            with pytest.raises(EngineError):
+                await subject.run(bad)
+            good = await subject.run(text_request("x", max_tokens=3))
+            assert good.end.completion_tokens == 3
+            await subject.wait_idle()
+
+    run_async(test())
+
+
+def test_a_chat_ends_by_itself_in_the_serial_lane(parrot_model: Path) -> None:
+    async def test() -> None:
+        async with rig(parrot_model, **SERIAL) as subject:
+            answer = await subject.run(chat_request("the code word is hello.", max_tokens=90))
+            assert answer.text == "the code word is hello."
+            assert answer.end.finish_reason == "stop"
+            stopped = await subject.run(
+                chat_request("the code word is hello.", max_tokens=90, stop=("word",))
+            )
+            assert (stopped.text, stopped.end.stop_string) == ("the code ", "word")
+
+    run_async(test())
