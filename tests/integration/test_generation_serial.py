@@ -37,7 +37,7 @@ from tests.material.models import (
 )
 
 TOKENS = 24
-SERIAL = {"decode_concurrency": 1}
+SERIAL: dict[str, Any] = {"decode_concurrency": 1}
 
 
 def new_cache(_: object) -> PromptCache:
@@ -112,7 +112,7 @@ def test_kv_bits_answer_as_mlx_lms_kv_bits(
     model_folder: Callable[[ModelSpec], Path], bits: int, start: int
 ) -> None:
     folder = model_folder(ModelSpec(kind="full", hidden=128))
-    options = {"kv_bits": bits, "kv_group_size": 32, "quantized_kv_start": start}
+    options: dict[str, Any] = {"kv_bits": bits, "kv_group_size": 32, "quantized_kv_start": start}
     prompts = [random_prompt(5), random_prompt(6)]
     texts: list[str] = []
 
@@ -138,7 +138,7 @@ def test_kv_bits_answer_as_mlx_lms_kv_bits(
     ],
 )
 def test_kv_bits_that_cannot_work_refuse_the_start(
-    model_folder: Callable[[ModelSpec], Path], spec: ModelSpec, options: dict[str, int]
+    model_folder: Callable[[ModelSpec], Path], spec: ModelSpec, options: dict[str, Any]
 ) -> None:
     async def test() -> None:
         with pytest.raises(ConfigError, match="--kv-"):
