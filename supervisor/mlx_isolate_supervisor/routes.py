@@ -12,6 +12,7 @@ from aiohttp import web
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor import models_page
 from mlx_isolate_supervisor.logs import BOOK_LINES_MAX, LogBook
+from mlx_isolate_supervisor.openapi_page import OpenApiPage
 from mlx_isolate_supervisor.pool import Pool
 from mlx_isolate_supervisor.status import ModelStatus, Status
 
@@ -91,6 +92,7 @@ class Routes:
             get(prefix + "/{model:.+}", self.model)
         get("/running", self.running)
         get("/api/version", self.version)
+        OpenApiPage().add_to(app)
         get("/logs", self.logs)
         get("/logs/stream", self.log_stream)
         get("/logs/stream/{model:.+}", self.log_stream)

@@ -4,8 +4,10 @@
 """
 
 import ast
+import json
 from pathlib import Path
 
+from mlx_isolate_engine.protocols.openapi import openapi_document
 from mlx_isolate_supervisor import lifecycle
 from mlx_isolate_supervisor.settings import page
 from tests.architecture import conformance
@@ -44,6 +46,11 @@ def architecture_page(current: str) -> str:
     return head + file_map() + tail
 
 
+def openapi_text() -> str:
+    """The OpenAPI document that the supervisor serves; it may not import the engine to make it."""
+    return json.dumps(openapi_document(), indent=1, sort_keys=True) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with the text it should have."""
     architecture = ROOT / "docs/architecture.md"
@@ -51,6 +58,7 @@ def pages() -> dict[Path, str]:
         architecture: architecture_page(architecture.read_text()),
         ROOT / "docs/lifecycle.md": lifecycle.document(),
         ROOT / "docs/configuration.md": page.document(),
+        ROOT / "supervisor/mlx_isolate_supervisor/openapi.json": openapi_text(),
         ROOT / "docs/conformance.md": conformance.page(),
         ROOT / "docs/config.schema.json": page.schema_text(),
     }

@@ -399,3 +399,11 @@ def test_deep_schema_is_refused() -> None:
     schema = nested(200, lambda inner: {"properties": {"x": inner}})
     error = refused(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
     assert error.param == "response_format.json_schema.schema"
+
+
+def test_forbidden_token_has_a_finite_logprob() -> None:
+    other = TokenLogprob(token="b", raw=b"b", logprob=float("-inf"))
+    token = TokenLogprob(token="a", raw=b"a", logprob=0.0, top=(other,))
+    answer = whole(parse_all(logprobs=True), [ContentDelta(text="a", logprobs=(token,))])
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert entry["top_logprobs"][0]["logprob"] == -9999.0

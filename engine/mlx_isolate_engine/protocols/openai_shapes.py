@@ -7,6 +7,8 @@ import msgspec
 
 from mlx_isolate_engine.completion.events import CompletionSummary, TokenLogprob
 
+# OpenAI's stand-in for the logarithm of 0.
+LOGPROB_MIN = -9999.0
 DONE = b"data: [DONE]\n\n"
 
 
@@ -54,8 +56,13 @@ def _chat_token(token: TokenLogprob) -> dict[str, Any]:
     }
 
 
+def _finite(logprob: float) -> float:
+    """A number that JSON has: a token that is forbidden has the probability 0."""
+    return max(logprob, LOGPROB_MIN)
+
+
 def _candidate(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.raw)}
+    return {"token": token.token, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -66,7 +73,9 @@ def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]
         offset += len(token.token)
     return {
         "tokens": [token.token for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{other.token: other.logprob for other in token.top} for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [
+            {other.token: _finite(other.logprob) for other in token.top} for token in tokens
+        ],
         "text_offset": offsets,
     }

@@ -20,8 +20,8 @@ _GENERATION: dict[str, tuple[str, tuple[Any, ...]]] = {
     "/v1/messages/count_tokens": ("Tokens of an Anthropic message", (MessagesBody,)),
 }
 _PLAIN = {
-    "/v1/models": "The model that this engine serves",
-    "/health": "Whether the engine takes requests",
+    "/v1/models": "The models that are served",
+    "/health": "Whether requests are taken",
 }
 _ERRORS = {
     "400": "The request is wrong; `param` names the field",
@@ -49,7 +49,7 @@ def openapi_document() -> dict[str, Any]:
         paths[path] = {"get": _operation(summary, None)}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "mlx-isolate engine", "version": "1"},
+        "info": {"title": "mlx-isolate", "version": "1"},
         "paths": paths,
         "components": {"schemas": {**components, "Error": _error_schema()}},
     }
