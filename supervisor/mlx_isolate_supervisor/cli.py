@@ -34,6 +34,7 @@ class CommandModule(Protocol):
 COMMANDS = {
     "serve": ("serve", "serve models until stopped"),
     "ps": ("ps", "list the models of a running daemon"),
+    "top": ("top", "watch the models of a running daemon in the terminal"),
     "status": ("status", "show the state of a running daemon in full"),
     "logs": ("logs", "show what a running daemon or one of its engines logged"),
     "stop": ("stop", "stop a running daemon"),
