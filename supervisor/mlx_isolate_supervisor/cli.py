@@ -42,6 +42,8 @@ COMMANDS = {
     "unload": ("control", "unload a model once its requests are done"),
     "reload": ("control", "replace the engine of a model without a gap"),
     "reset": ("control", "forget the failures of a model and try again"),
+    "flush": ("flush", "write prompt caches to disk and show the evidence"),
+    "cache": ("cache", "list, verify, prune or import prompt cache files"),
     "config": ("config", "check, show or import a configuration"),
 }
 
@@ -94,7 +96,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, (_, help) in COMMANDS.items():
-        own = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        own = commands.add_parser(
+            name, help=help, description=help, allow_abbrev=False, add_help=name != "cache"
+        )
         if name == asked:
             _module(name).add_arguments(own)
     return parser.parse_args(arguments)

@@ -17,6 +17,7 @@ from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.auth import KeyGuard, KeyRing
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.display import Display, describe_ready, describe_start
+from mlx_isolate_supervisor.engine_pages import EnginePages
 from mlx_isolate_supervisor.listening import BACKLOG, urls_of
 from mlx_isolate_supervisor.logs import LogBook, log_event, set_level
 from mlx_isolate_supervisor.memory import footprint
@@ -187,6 +188,7 @@ class Daemon:
         Edge(origins, hosts, limits.header_bytes_max).install(app)
         self._guard.install(app)
         Routes(self).add_to(app)
+        EnginePages(self.pool).add_to(app)
         add_ui_routes(app, self._watch, metrics=settings.metrics)
         add_work_routes(app, self.pool, limits, RequestLog(self._watch.requests))
         return app

@@ -35,7 +35,12 @@ def test_only_what_an_engine_sees_needs_a_new_engine() -> None:
         replace(A, engine=EngineSettings(temp=1.0)),
     ):
         assert compare_models([A], [changed]) == ModelChanges(replaced=("a",))
-    for changed in (replace(A, aliases=("z",)), replace(A, ttl_s=5.0), replace(A, unlisted=True)):
+    for changed in (
+        replace(A, aliases=("z",)),
+        replace(A, ttl_s=5.0),
+        replace(A, unlisted=True),
+        replace(A, engine=EngineSettings(prompt_cache_bytes=5)),
+    ):
         assert compare_models([A], [changed]) == ModelChanges(adjusted=("a",))
 
 

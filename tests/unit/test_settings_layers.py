@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.settings.flags import FLAGS
@@ -30,7 +31,8 @@ def settle(
 
 def test_without_any_layer_the_defaults_hold() -> None:
     resolved = settle()
-    model = ModelSpec(id="demo", model="demo", preload=True)
+    engine = EngineSettings(prompt_cache_bytes=8_000_000_000)
+    model = ModelSpec(id="demo", model="demo", preload=True, engine=engine)
     assert resolved.settings == ServeSettings(models=(model,))
     assert resolved.origins == {}
 
@@ -130,3 +132,17 @@ def test_every_flag_has_a_field_and_a_variable_of_its_own() -> None:
     for flag in FLAGS:
         assert flag.field in (daemon if flag.scope == "daemon" else engine), flag.name
     assert len({flag.variable for flag in FLAGS}) == len(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ({}, 4_000_000_000),
+        ({"--prompt-cache-bytes": "1GB"}, 500_000_000),
+        ({"--memory-budget-gb": "8"}, 1_000_000_000),
+        ({"--prompt-cache-bytes": "1GB", "--models-max": "1"}, 1_000_000_000),
+    ],
+)
+def test_the_ram_tier_is_shared_out_to_the_engines(flags: dict[str, str], part: int) -> None:
+    models = settle(flags, models=(("a", "/a"), ("b", "/b"))).settings.models
+    assert [model.engine.prompt_cache_bytes for model in models] == [part, part]

@@ -23,6 +23,13 @@ class _Envelope(msgspec.Struct):
     error: _ErrorObject
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """Status and body of an answer."""
+
+    status: int
+    body: bytes
+
+
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --url and --api-key, which every command that talks to a daemon takes."""
     parser.add_argument(
@@ -81,6 +88,15 @@ class Daemon:
         with self._open("POST", path, msgspec.json.encode(body), None) as answer:
             return answer.read()
 
+    def ask(self, method: str, path: str) -> "Reply":
+        """Status and body, whatever the status; waits for as long as the daemon takes.
+
+        Raises:
+            CommandError: no answer.
+        """
+        with self._send(method, path, None, None) as answer:
+            return Reply(answer.status, answer.read())
+
     def lines(self, path: str) -> Iterator[str]:
         """The lines of a GET that may never end, as they come.
 
@@ -94,6 +110,16 @@ class Daemon:
     def _open(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None
     ) -> http.client.HTTPResponse:
+        answer = self._send(method, path, body, timeout_s)
+        if answer.status >= 400:
+            with answer:
+                message = _error_message(answer.read())
+            raise CommandError(message or f"the daemon answered {answer.status} to {path}")
+        return answer
+
+    def _send(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None
+    ) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self.host, self._port, timeout=timeout_s)
         headers = {**self._headers, "Connection": "close"}
@@ -101,18 +127,13 @@ class Daemon:
             headers["Content-Type"] = "application/json"
         try:
             connection.request(method, self._prefix + path, body, headers)
-            answer = connection.getresponse()
+            return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             reason = getattr(error, "strerror", None) or "no proper answer"
             raise CommandError(
                 f"no daemon answers at {self.url} ({reason}); start one with: mlx-isolate serve"
             ) from error
-        if answer.status >= 400:
-            message = _error_message(answer.read())
-            connection.close()
-            raise CommandError(message or f"the daemon answered {answer.status} to {path}")
-        return answer
 
 
 def _error_message(body: bytes) -> str | None:

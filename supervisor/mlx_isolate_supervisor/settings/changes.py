@@ -57,7 +57,9 @@ def compare_models(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> ModelC
 
 
 def _engine_part(model: ModelSpec) -> dict[str, object]:
-    fields = msgspec.structs.asdict(model)
+    # A share of the prompt cache depends on the other models; it holds from the next engine on.
+    engine = msgspec.structs.replace(model.engine, prompt_cache_bytes=None)
+    fields = msgspec.structs.asdict(msgspec.structs.replace(model, engine=engine))
     return {name: value for name, value in fields.items() if name not in _SUPERVISOR_FIELDS}
 
 

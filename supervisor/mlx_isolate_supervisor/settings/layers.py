@@ -15,6 +15,10 @@ from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, F
 from mlx_isolate_supervisor.settings.models import check_unique
 from mlx_isolate_supervisor.settings.quantities import Share
 
+# Of the machine's memory, what engines may use together; and of that, their prompt caches.
+MEMORY_BUDGET_SHARE = 0.75
+PROMPT_CACHE_BYTES = 8_000_000_000
+
 # Read elsewhere, or by the client commands.
 _OTHER_VARIABLES = {"MLX_ISOLATE_URL", "MLX_ISOLATE_MODEL"}
 
@@ -100,6 +104,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
     check_unique([name for model in models for name in (model.id, *model.aliases)])
     groups = layers.file.groups if layers.file else ()
     settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
+    settings = share_prompt_cache(settings, machine.memory_bytes)
     return Resolved(
         settings=settings,
         engine=engine,
@@ -208,6 +213,23 @@ def _file_models(
         check_engine(settings)
         models.append(msgspec.structs.replace(spec, engine=settings))
     return tuple(models)
+
+
+def share_prompt_cache(settings: ServeSettings, memory_bytes: int) -> ServeSettings:
+    """Hand out the RAM tier: each engine gets an equal part of what all may have together."""
+    budget = settings.memory_budget_bytes or int(memory_bytes * MEMORY_BUDGET_SHARE)
+    total = settings.prompt_cache_bytes
+    if total is None:
+        total = min(PROMPT_CACHE_BYTES, budget // 4)
+    at_once = min(len(settings.models), settings.models_max or len(settings.models))
+    part = total // max(1, at_once)
+    models = tuple(
+        msgspec.structs.replace(
+            model, engine=msgspec.structs.replace(model.engine, prompt_cache_bytes=part)
+        )
+        for model in settings.models
+    )
+    return msgspec.structs.replace(settings, models=models)
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:

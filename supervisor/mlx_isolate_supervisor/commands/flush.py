@@ -1,0 +1,49 @@
+"""`mlx-isolate flush [MODEL]`: make prompt caches durable, and show the evidence."""
+
+import argparse
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, --timeout, --json and the daemon's address."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="only this model")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="(default %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="the daemon's answer as it is")
+    add_client_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for it and print one line a model; fails where not everything is on disk."""
+    query = {"timeout_s": f"{args.timeout:g}"} | ({"model": args.model} if args.model else {})
+    daemon = daemon_of(args)
+    answer = daemon.ask("POST", f"/admin/cache/flush?{urlencode(query)}")
+    found: dict[str, Any] = msgspec.json.decode(answer.body)
+    if args.json:
+        print(answer.body.decode())
+    else:
+        for line in flush_lines(found):
+            print(line)
+    return exit_codes.OK if answer.status == 200 else exit_codes.FAILED
+
+
+def flush_lines(found: dict[str, Any]) -> list[str]:
+    """One line a model with its evidence, or with what went wrong."""
+    if "models" not in found:
+        return [f"failed: {found['error']['message']}"]
+    lines: list[str] = []
+    for model, evidence in found["models"].items():
+        if "error" in evidence:
+            lines.append(f"{model}: failed: {evidence['error']['message']}")
+            continue
+        word = "durable" if evidence.get("durable") else "not all durable"
+        facts = ", ".join(f"{key} {value}" for key, value in evidence.items() if key != "durable")
+        lines.append(f"{model}: {word} ({facts})")
+    return lines or ["no model is loaded"]

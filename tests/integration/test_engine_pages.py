@@ -1,0 +1,87 @@
+"""What the supervisor asks its engines about themselves, over real engines on tiny models."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlx_isolate_supervisor.exit_codes import FAILED, OK
+from tests.running_daemon import REAL, RunningDaemon, fake_model, run_command
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, full_model: Path) -> Iterator[RunningDaemon]:
+    home = tmp_path_factory.mktemp("engines")
+    flags = ("--ssd-cache-dir", str(home / "ssd"), "--served-model-name", "full")
+    with RunningDaemon(home / "home", str(full_model), *flags, program=REAL) as running:
+        running.wait_state("ready", deadline_s=90)
+        yield running
+
+
+def test_the_probe_generates_a_token(daemon: RunningDaemon) -> None:
+    answer = daemon.get("/health_generate")
+    assert (answer["status"], answer["model"]) == ("ok", "full")
+    assert daemon.ask("GET", "/health_generate?model=nope").status == 404
+    assert daemon.ask("GET", "/health_generate?timeout_s=x").status == 400
+
+
+def test_a_flush_gives_evidence_and_lands_on_disk(daemon: RunningDaemon) -> None:
+    assert daemon.chat("full", max_tokens=4).status == 200
+    answer = daemon.ask("POST", "/admin/cache/flush")
+    assert answer.status == 200, answer.body
+    assert answer.json()["durable"] is True
+    evidence = answer.json()["models"]["full"]
+    assert evidence["entries"] >= 1
+    assert evidence["pending_snapshots"] == 0
+    flushed = daemon.command("flush", "full")
+    assert flushed.returncode == OK, flushed.stderr
+    assert flushed.stdout.startswith("full: durable (")
+    folder = str(daemon.home.parent / "ssd")
+    listed = run_command(daemon.home, "cache", "ls", "--dir", folder, "--json")
+    assert json.loads(listed.stdout)["entries"]
+
+
+def test_the_cache_is_listed_counted_and_cleared(daemon: RunningDaemon) -> None:
+    assert daemon.chat("full", max_tokens=4).status == 200
+    assert daemon.get("/v1/cache")["models"]["full"]["data"]
+    assert "ram_entries" in daemon.get("/v1/cache/stats")["models"]["full"]
+    assert daemon.ask("DELETE", "/v1/cache").json()["models"]["full"]["cleared"] >= 1
+    assert daemon.get("/v1/cache")["models"]["full"]["data"] == []
+
+
+def test_without_an_ssd_tier_a_flush_says_so(tmp_path: Path, full_model: Path) -> None:
+    with RunningDaemon(tmp_path / "home", str(full_model), program=REAL) as daemon:
+        daemon.wait_state("ready", deadline_s=90)
+        answer = daemon.ask("POST", "/admin/cache/flush")
+        assert (answer.status, answer.json()["durable"]) == (409, False)
+        flushed = daemon.command("flush")
+        assert flushed.returncode == FAILED
+        assert "There is no SSD tier to flush to" in flushed.stdout
+
+
+def test_a_model_that_is_not_loaded_is_told(tmp_path: Path) -> None:
+    model = str(fake_model(tmp_path / "m"))
+    with RunningDaemon(tmp_path / "home", model) as daemon:
+        daemon.wait_state("ready")
+        daemon.ask("POST", "/models/unload", {"model": "m"})
+        assert daemon.ask("GET", "/v1/cache?model=m").status == 409
+        assert daemon.ask("POST", "/admin/cache/flush?model=nope").status == 404
+        assert daemon.get("/v1/cache") == {"models": {}}
+        assert daemon.command("flush").stdout == "no model is loaded\n"
+
+
+def test_an_engine_that_stands_still_costs_the_probe_its_time_and_no_more(tmp_path: Path) -> None:
+    model = str(fake_model(tmp_path / "m"))
+    with RunningDaemon(tmp_path / "home", model) as daemon:
+        engine = daemon.wait_state("ready")["pid"]
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            answer = daemon.ask("GET", "/health_generate?timeout_s=0.5")
+            assert (answer.status, answer.json()["error"]["code"]) == (504, "engine_timeout")
+            assert daemon.get("/health")["status"] == "ok"
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert daemon.get("/health_generate")["status"] == "ok"
