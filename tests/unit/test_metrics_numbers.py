@@ -1,5 +1,8 @@
 """Counting: outcomes, phases, histograms, counters over incarnations, bounded labels."""
 
+import subprocess
+import sys
+
 from mlx_isolate_shared import wire
 from mlx_isolate_supervisor.lease import Outcome
 from mlx_isolate_supervisor.metrics import (
@@ -114,3 +117,11 @@ def test_model_labels_are_bounded() -> None:
         metrics.of(f"m{number}").bytes_sent += 1
     assert len(metrics.models) == MODEL_LABELS_MAX + 1
     assert metrics.models[OTHER].bytes_sent == MODEL_LABELS_MAX * 2
+
+
+def test_starting_up_does_not_pay_for_prometheus() -> None:
+    script = (
+        "import sys, mlx_isolate_supervisor.app, mlx_isolate_supervisor.daemon;"
+        "sys.exit('prometheus_client' in sys.modules or 'rich' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

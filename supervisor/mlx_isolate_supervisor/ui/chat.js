@@ -31,9 +31,11 @@ export class Chat {
     live.addEventListener("status", ({ detail }) => this.statusChanged(detail.models));
     live.addEventListener("connection", () => this.engineChanged());
     window.addEventListener("pagehide", () => {
+      if (!this.running) return;
       this.store.save();
-      this.abort?.abort();
+      this.abort.abort();
     });
+    window.addEventListener("storage", () => this.listConversations());
   }
 
   build() {
@@ -176,13 +178,13 @@ export class Chat {
 
   set(name, value) {
     this.store.settings[name] = value;
-    this.store.save();
+    this.store.saveSettings();
     if (name === "model") this.engineChanged();
   }
 
   resetSettings() {
     this.store.settings = { ...DEFAULTS, model: this.store.settings.model };
-    this.store.save();
+    this.store.saveSettings();
     for (const field of this.settings.querySelectorAll("[name]")) field.value = "";
   }
 

@@ -1,6 +1,11 @@
 // Conversations and chat settings, kept in this browser only.
+//
+// Each conversation has a key of its own, so that two tabs do not overwrite each other's; which
+// one is open belongs to the tab.
 
-const NAME = "mlx-isolate.chat";
+const PREFIX = "mlx-isolate.chat.";
+const SETTINGS = "mlx-isolate.chat-settings";
+const OPEN = "mlx-isolate.chat-open";
 const CONVERSATIONS_MAX = 50;
 
 export const DEFAULTS = {
@@ -24,75 +29,95 @@ function fresh() {
   };
 }
 
+function parsed(text, fallback) {
+  try {
+    return JSON.parse(text) ?? fallback;
+  } catch {
+    return fallback;
+  }
+}
+
+/** What was running when its page was closed has ended without us. */
+function settled(conversation) {
+  for (const message of conversation.messages) {
+    if (message.state !== "streaming") continue;
+    message.state = "failed";
+    message.error = {
+      message: "The page was closed before the answer ended.",
+      code: "page_closed",
+    };
+  }
+  return conversation;
+}
+
 export class ChatStore {
-  constructor(storage = localStorage) {
-    this.storage = storage;
-    this.conversations = [];
-    this.settings = { ...DEFAULTS };
-    this.load();
-    if (!this.conversations.length) this.conversations = [fresh()];
-    this.current = this.conversations.find((c) => c.id === this.currentId) ?? this.conversations[0];
+  constructor() {
+    this.settings = { ...DEFAULTS, ...parsed(localStorage.getItem(SETTINGS), {}) };
+    const wanted = sessionStorage.getItem(OPEN);
+    const kept = this.stored();
+    this.current = settled(kept.find((c) => c.id === wanted) ?? kept[0] ?? fresh());
   }
 
-  load() {
-    try {
-      const kept = JSON.parse(this.storage.getItem(NAME) ?? "{}");
-      this.conversations = Array.isArray(kept.conversations) ? kept.conversations : [];
-      this.settings = { ...DEFAULTS, ...kept.settings };
-      this.currentId = kept.current;
-    } catch {
-      this.conversations = [];
-    }
-    // What was running when the page was closed has ended without us.
-    for (const message of this.conversations.flatMap((c) => c.messages)) {
-      if (message.state === "streaming")
-        Object.assign(message, {
-          state: "failed",
-          error: { message: "The page was closed before the answer ended.", code: "page_closed" },
-        });
-    }
+  /** All conversations with the open one as this tab has it, newest first. */
+  get conversations() {
+    const others = this.stored().filter((c) => c.id !== this.current.id);
+    return [this.current, ...others].sort((a, b) => b.at - a.at);
   }
 
-  /** Write everything; where the browser has no room, the oldest conversations go first. */
+  stored() {
+    return Object.keys(localStorage)
+      .filter((key) => key.startsWith(PREFIX))
+      .map((key) => parsed(localStorage.getItem(key), null))
+      .filter((c) => Array.isArray(c?.messages))
+      .sort((a, b) => b.at - a.at);
+  }
+
+  /** Write the open conversation; where there is no room, the oldest other one goes first. */
   save() {
+    if (!this.current.messages.length) {
+      this.forget(this.current);
+      return;
+    }
     this.current.at = Date.now();
-    this.conversations = this.conversations.slice(0, CONVERSATIONS_MAX);
+    sessionStorage.setItem(OPEN, this.current.id);
+    const others = this.stored().filter((c) => c.id !== this.current.id);
+    while (others.length >= CONVERSATIONS_MAX) this.forget(others.pop());
     for (;;) {
       try {
-        this.storage.setItem(
-          NAME,
-          JSON.stringify({
-            conversations: this.conversations,
-            settings: this.settings,
-            current: this.current.id,
-          }),
-        );
+        localStorage.setItem(PREFIX + this.current.id, JSON.stringify(this.current));
         return;
       } catch {
-        const oldest = this.conversations.at(-1);
-        if (oldest === this.current) return;
-        this.conversations.pop();
+        if (!others.length) return;
+        this.forget(others.pop());
       }
     }
   }
 
+  saveSettings() {
+    try {
+      localStorage.setItem(SETTINGS, JSON.stringify(this.settings));
+    } catch {
+      // No room: the settings hold for as long as the page does.
+    }
+  }
+
+  forget(conversation) {
+    localStorage.removeItem(PREFIX + conversation.id);
+  }
+
   start() {
-    if (!this.current.messages.length) return;
     this.current = fresh();
-    this.conversations.unshift(this.current);
-    this.save();
   }
 
   choose(id) {
-    this.current = this.conversations.find((c) => c.id === id) ?? this.current;
-    this.save();
+    this.current = settled(this.conversations.find((c) => c.id === id) ?? this.current);
+    sessionStorage.setItem(OPEN, this.current.id);
   }
 
   remove() {
-    this.conversations = this.conversations.filter((c) => c !== this.current);
-    if (!this.conversations.length) this.conversations = [fresh()];
-    [this.current] = this.conversations;
-    this.save();
+    this.forget(this.current);
+    this.current = settled(this.stored()[0] ?? fresh());
+    sessionStorage.setItem(OPEN, this.current.id);
   }
 
   add(message) {

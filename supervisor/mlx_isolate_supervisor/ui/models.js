@@ -58,7 +58,7 @@ const ACTIONS = [
   {
     name: "Flush cache",
     done: "cache is on disk",
-    path: "admin/cache/flush",
+    path: (m) => `admin/cache/flush?model=${encodeURIComponent(m.id)}`,
     when: (m) => m.state === "ready" && m.progress?.cache.ssd_enabled,
   },
   {
@@ -337,7 +337,8 @@ export class Models {
     this.pending.add(name);
     this.update(this.live.status.models);
     try {
-      await post(action.path, { model: model.id });
+      const path = typeof action.path === "function" ? action.path(model) : action.path;
+      await post(path, { model: model.id });
       toast(`${model.id}: ${action.done}`, "good");
     } catch (error) {
       toast(`${action.name} ${model.id}: ${error.message}`, "bad");

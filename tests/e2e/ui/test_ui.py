@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from tests.e2e.ui.browser import NARROW, Browser
 from tests.e2e.ui.conftest import Daemons
 from tests.running_daemon import RunningDaemon
 
+# As in ui/timeline.js and ui/live.js.
+EVENTS_SHOWN = 300
+PAGE_EVENTS_MAX = 1200
 DEMO = '#models tbody[data-model="demo"]'
 
 
@@ -68,6 +72,32 @@ def test_conversation_is_kept_in_the_browser_only(browser: Browser, page: Runnin
     assert "You said: echo remembered" in browser.answer().text
     browser.press("New")
     assert not browser.all(".message")
+
+
+def test_two_tabs_keep_each_others_conversations(browser: Browser, page: RunningDaemon) -> None:
+    driver = browser.driver
+    first = driver.current_window_handle
+    browser.say("echo first tab")
+    browser.wait_answer("done", 1)
+    driver.switch_to.new_window("tab")
+    try:
+        browser.resize((1440, 900))
+        driver.get(f"{page.url}/ui")
+        browser.wait_live()
+        browser.press("New")
+        browser.say("echo second tab")
+        browser.wait_answer("done", 1)
+    finally:
+        driver.close()
+        driver.switch_to.window(first)
+    titles = "[aria-label='Conversation']"
+    browser.wait_text(f"select{titles}", "echo second tab")
+    browser.say("echo more")
+    browser.wait_answer("done", 2)
+    driver.refresh()
+    browser.wait_live()
+    assert "echo second tab" in browser.text(f"select{titles}")
+    assert "echo first tab | echo more" in browser.answer().text
 
 
 def test_tool_call_is_shown_and_its_result_sent(browser: Browser, page: RunningDaemon) -> None:
@@ -196,6 +226,59 @@ def test_pages_left_behind_give_their_connections_back(
         browser.driver.get("about:blank")
     browser.driver.get(f"{page.url}/ui")
     browser.wait_live()
+
+
+def test_page_that_slept_connects_again(browser: Browser, page: RunningDaemon) -> None:
+    # After a sleep the stream looks open and nothing comes; the last byte is an hour old.
+    browser.script(
+        "window.before = mlxIsolate.live.abort; mlxIsolate.live.heard = Date.now() - 3600000"
+    )
+    browser.wait(lambda: browser.script("return mlxIsolate.live.abort !== before"), "a new stream")
+    browser.wait_text("#connection", "live")
+    page.chat("demo", messages=[{"role": "user", "content": "echo awake"}])
+    browser.show("events")
+    browser.wait_text("#timeline", "request.ended")
+
+
+def test_hidden_page_lets_its_stream_go_and_catches_up(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    browser.script("mlxIsolate.live.suspend()")
+    browser.wait_text("#connection", "paused")
+    answer = page.chat("demo", messages=[{"role": "user", "content": "echo unseen"}])
+    browser.script("mlxIsolate.live.resume()")
+    browser.wait_text("#connection", "live")
+    wanted = answer.headers["x-request-id"]
+    browser.wait(
+        lambda: wanted in browser.script("return mlxIsolate.live.events.map((e) => e.request_id)"),
+        "the event of the request",
+    )
+
+
+def test_page_stays_small_under_a_long_load(browser: Browser, page: RunningDaemon) -> None:
+    def nodes() -> int:
+        count: int = browser.script("return document.querySelectorAll('*').length")
+        return count
+
+    browser.show("events")
+    message = {"messages": [{"role": "user", "content": "echo x"}], "max_tokens": 1}
+
+    def send(count: int) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: page.chat("demo", **message), range(count)))
+
+    send(EVENTS_SHOWN + 50)
+    browser.wait_text("#events-count", f"newest {EVENTS_SHOWN} of")
+    before = nodes()
+    send(PAGE_EVENTS_MAX)
+    newest = page.chat("demo", **message).headers["x-request-id"]
+    browser.wait(
+        lambda: newest == browser.script("return mlxIsolate.live.events.at(-1).request_id"),
+        "the newest event",
+    )
+    assert browser.script("return mlxIsolate.live.events.length") <= PAGE_EVENTS_MAX
+    assert nodes() < before * 1.2
+    assert browser.console() == []
 
 
 def test_buttons_unload_and_load(browser: Browser, page: RunningDaemon) -> None:
