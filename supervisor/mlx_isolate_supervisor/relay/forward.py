@@ -49,15 +49,20 @@ class Relay:
         router: finds a request's slot.
         limits: bounds of bodies and times.
         observer: told of each request's start, lease, first byte and end.
+        pool: where connections to engines come from.
     """
 
     def __init__(
-        self, router: Router, limits: RelayLimits, observer: RelayObserver | None = None
+        self,
+        router: Router,
+        limits: RelayLimits,
+        observer: RelayObserver | None = None,
+        pool: EnginePool | None = None,
     ) -> None:
         self._router = router
         self._limits = limits
         self._observer = observer or SilentObserver()
-        self._pool = EnginePool()
+        self._pool = pool or EnginePool()
         self._bodies = BodyBudget(limits.bodies_bytes_max)
         self._running: set[asyncio.Task[object]] = set()
 

@@ -31,6 +31,12 @@ def add_work_routes(
     The application must run with `runner_options(limits)`, behind `Edge.install(app)`.
     """
     relay = Relay(router, limits, observer)
+    mount(app, relay)
+    return relay
+
+
+def mount(app: web.Application, relay: Relay) -> None:
+    """Let `relay` serve the work endpoints of `app`, and end with it."""
     for path, engine_path in WORK_PATHS.items():
         app.router.add_route("POST", path, relay.handler(engine_path), expect_handler=answer_expect)
 
@@ -42,4 +48,3 @@ def add_work_routes(
 
     app.on_shutdown.append(end_running)
     app.on_cleanup.append(close)
-    return relay

@@ -22,7 +22,8 @@ from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
-from mlx_isolate_supervisor.relay.work import add_work_routes
+from mlx_isolate_supervisor.relay.pool import EnginePool
+from mlx_isolate_supervisor.relay.work import mount
 
 # Every wait on a socket in these tests ends by then; none should come near it.
 DEADLINE_S = 20.0
@@ -415,6 +416,7 @@ async def make_rig(
     limits: RelayLimits | None = None,
     origins: tuple[str, ...] = ("loopback",),
     extra: Callable[[web.Application], None] | None = None,
+    pool: EnginePool | None = None,
 ) -> AsyncGenerator[Rig]:
     """A rig on loopback; afterwards every lease must be released once and nothing be left."""
     limits = limits or RelayLimits()
@@ -426,7 +428,8 @@ async def make_rig(
     Edge(
         OriginPolicy(allowed=origins), HostPolicy(bound_host="127.0.0.1"), limits.header_bytes_max
     ).install(app)
-    rig.relay = add_work_routes(app, FakeRouter(slot), limits, rig.recorder)
+    rig.relay = Relay(FakeRouter(slot), limits, rig.recorder, pool)
+    mount(app, rig.relay)
     if extra is not None:
         extra(app)
     runner = web.AppRunner(app, shutdown_timeout=0.1, **runner_options(limits))

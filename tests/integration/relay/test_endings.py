@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError
-from mlx_isolate_supervisor.relay.limits import CONNECT_TRIES_MAX
+from mlx_isolate_supervisor.relay.limits import ANSWER_WHOLE_BYTES_MAX, CONNECT_TRIES_MAX
+from mlx_isolate_supervisor.relay.pool import EnginePool
+from mlx_isolate_supervisor.relay.upstream import EngineConnection
 from tests.integration.relay.rig import (
     END,
     JSON_HEAD,
@@ -135,6 +137,77 @@ def test_a_client_that_leaves_while_the_reason_of_a_death_is_unknown(leave: Leav
             leave(client)
             await soon(rig.recorder.all_ended.wait())
             assert rig.recorder.ended_ones[0].outcome == "cancelled"
+
+    run(scenario())
+
+
+@leaving
+def test_a_client_that_leaves_while_its_engine_is_connected_to(leave: Leave) -> None:
+    class SlowPool(EnginePool):
+        """Connections that take until the test ends."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.connecting = asyncio.Event()
+
+        async def take(self, socket_path: str) -> EngineConnection:
+            self.connecting.set()
+            await asyncio.Event().wait()
+            return await super().take(socket_path)
+
+    async def scenario() -> None:
+        pool = SlowPool()
+        async with make_rig(pool=pool) as rig:
+            client = await rig.connect()
+            await client.post(b"{}")
+            await pool.connecting.wait()
+            leave(client)
+            assert await soon(rig.slot.outcome()) == "cancelled"
+            assert rig.engine.connections == 0
+
+    run(scenario())
+
+
+@leaving
+def test_a_client_that_leaves_while_the_reason_of_a_death_in_its_stream_is_unknown(
+    leave: Leave,
+) -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            rig.slot.death_known.clear()
+            client, side = await rig.open_stream()
+            side.reset()
+            await wait_until(lambda: rig.slot.dying, 2)
+            leave(client)
+            assert await soon(rig.slot.outcome()) == "cancelled"
+
+    run(scenario())
+
+
+@leaving
+def test_a_client_that_leaves_with_a_plain_answer_unread(leave: Leave) -> None:
+    """Its engine has been given back before: a client that does not read holds no place."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client = await rig.connect()
+            client.pause()
+            answers = 0
+            body = bytes(ANSWER_WHOLE_BYTES_MAX)
+            await client.post(b"{}")
+            side = await rig.engine.accept()
+            while True:
+                await side.read_request()
+                await side.send(whole(body))
+                assert await rig.slot.outcome() == "answered"
+                answers += 1
+                if rig.recorder.running:
+                    break  # the kernel's buffers are full: this answer waits for its reader
+                await client.post(b"{}")
+            assert answers < 30
+            leave(client)
+            await soon(rig.recorder.all_ended.wait(), 5)
+            assert rig.recorder.ended_ones[-1].outcome == "cancelled"
 
     run(scenario())
 
