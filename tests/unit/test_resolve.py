@@ -7,10 +7,8 @@ import pytest
 
 from mlx_isolate_engine.completion.request import (
     CompletionRequest,
-    JsonObjectFormat,
     SamplingRequest,
     TextPrompt,
-    ToolChoice,
 )
 from mlx_isolate_engine.completion.resolve import (
     check_request,
@@ -111,8 +109,6 @@ def test_max_tokens_that_mean_nothing_are_refused(asked: int) -> None:
     [
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stop": ("",)}, "stop"),
-        ({"response_format": JsonObjectFormat()}, "response_format"),
-        ({"tool_choice": ToolChoice(mode="required")}, "tool_choice"),
         ({"adapter": "other"}, "adapters"),
         ({"draft_model": "other"}, "draft_model"),
     ],

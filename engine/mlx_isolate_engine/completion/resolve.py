@@ -124,13 +124,6 @@ def check_request(request: CompletionRequest) -> None:
         raise RequestError("A stop string must not be empty.", param="stop")
     if len(request.stop) > STOP_STRINGS_MAX:
         raise RequestError(f"At most {STOP_STRINGS_MAX} stop strings.", param="stop")
-    if request.response_format is not None:
-        raise RequestError("response_format is not supported yet.", param="response_format")
-    if request.tool_choice.mode not in ("auto", "none"):
-        raise RequestError(
-            "tool_choice must be auto or none; forcing a call is not supported yet.",
-            param="tool_choice",
-        )
     if request.adapter is not None:
         raise RequestError("No adapters are configured for this model.", param="adapters")
     if request.draft_model is not None or request.num_draft_tokens is not None:

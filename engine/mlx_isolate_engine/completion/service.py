@@ -1,7 +1,10 @@
 """The completion service: prepares requests against the model and runs them on its thread."""
 
 import functools
+from collections.abc import Callable
+from typing import TypeVar
 
+from mlx_isolate_engine.completion.constraints import ConstraintCompiler
 from mlx_isolate_engine.completion.executor import AdmittedCompletion
 from mlx_isolate_engine.completion.prompt import (
     BuiltPrompt,
@@ -16,10 +19,12 @@ from mlx_isolate_engine.completion.resolve import (
 )
 from mlx_isolate_engine.completion.seam import PreparedCompletion
 from mlx_isolate_engine.completion.workers import Workers
-from mlx_isolate_engine.generation.plan import CompletionPlan, TextPlan
+from mlx_isolate_engine.generation.plan import CompletionPlan, Constraint, TextPlan
 from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import CapacityError, RequestError
+
+T = TypeVar("T")
 
 # Threads that render and tokenize; more than one, so that a 5 MB text does not stop a short chat.
 PREPARE_THREADS = 4
@@ -65,6 +70,7 @@ class ModelCompletionService:
             context_length=facts.context_length,
             finds_checkpoints=thread.wants_checkpoints,
         )
+        self._compiler = ConstraintCompiler(thread.loaded.tokenizer, thread.vocabulary_size)
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
         self._places = 0
         self._is_closed = False
@@ -88,7 +94,8 @@ class ModelCompletionService:
 
     async def count_tokens(self, request: CompletionRequest) -> int:
         """See `CompletionService.count_tokens`."""
-        return len((await self._build(request)).plan.tokens)
+        prompt = await self._work(functools.partial(self._builder.build, request))
+        return len(prompt.plan.tokens)
 
     async def close(self) -> None:
         """Stop admission and the worker threads; running completions go on."""
@@ -116,7 +123,7 @@ class ModelCompletionService:
         check_request(request)
         sampling = resolve_sampling(request.sampling, self._settings, self._vocabulary_size)
         resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
-        prompt = await self._build(request)
+        prompt, constraint = await self._work(functools.partial(self._build_all, request))
         self._check_tokens(prompt.plan.tokens, "messages" if prompt.is_chat else "prompt")
         return CompletionPlan(
             request_id=request.request_id,
@@ -129,13 +136,19 @@ class ModelCompletionService:
             ),
             sampling=sampling,
             text=self._text_plan(request, prompt),
+            constraint=constraint,
             namespace=self._namespace,
             placement=self._thread.placement,
         )
 
-    async def _build(self, request: CompletionRequest) -> BuiltPrompt:
+    def _build_all(self, request: CompletionRequest) -> tuple[BuiltPrompt, Constraint | None]:
+        """Prompt and grammar, on a worker thread."""
+        prompt = self._builder.build(request)
+        return prompt, self._compiler.compile(request, prompt.initial_state)
+
+    async def _work(self, function: Callable[[], T]) -> T:
         try:
-            return await self._workers.run(functools.partial(self._builder.build, request))
+            return await self._workers.run(function)
         except TimeoutError as error:
             raise RequestError(
                 "The chat template took too long for these messages.",

@@ -68,6 +68,18 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar that an answer must follow.
+
+    Attributes:
+        matcher: llguidance's LLMatcher at its start; every row takes a copy.
+        after: the answer begins after these tokens (the end of a think block); () = at once.
+    """
+
+    matcher: Any
+    after: tuple[int, ...] = ()
+
+
 class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One completion, ready to run."""
 
@@ -76,6 +88,7 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     sampling: SamplingPlan
     text: TextPlan
+    constraint: Constraint | None = None
     namespace: str = "default"
     placement: Placement = "continuous"
 

@@ -12,6 +12,7 @@ from mlx_isolate_engine.completion.events import (
     Timings,
 )
 from mlx_isolate_engine.generation.assembly import TextAssembly
+from mlx_isolate_engine.generation.constrained import ConstraintProcessor
 from mlx_isolate_engine.generation.logprobs import LogprobSampler
 from mlx_isolate_engine.generation.plan import Checkpoint
 from mlx_isolate_engine.generation.sampling import (
@@ -72,6 +73,9 @@ class Row:
         self.checkpoints: deque[Checkpoint] = deque()
         self.assembly = TextAssembly(self.plan.text, family.vocabulary.decoder(), family.tokenizer)
         self._processors = make_processors(self.plan.sampling)
+        if self.plan.constraint is not None:  # last: what it forbids, nothing may allow again
+            constraint = ConstraintProcessor(self.plan.constraint, family.vocabulary_size)
+            self._processors.append(GuardedProcessor(constraint))
         self._sampler = family.samplers.make(self.plan.sampling)
         self._noted: LogprobSampler | None = None
         if self.plan.text.top_logprobs is not None:

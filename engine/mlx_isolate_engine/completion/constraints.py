@@ -1,0 +1,149 @@
+"""From a response format or a forced tool choice to a compiled grammar, cached; blocking.
+
+Grammars are llguidance's. What it cannot compile is refused before anything runs.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+
+from mlx_isolate_engine.completion.request import (
+    ChatPrompt,
+    CompletionRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ToolChoice,
+)
+from mlx_isolate_engine.generation.plan import Constraint
+from mlx_isolate_shared.errors import RequestError
+
+# Compiled grammars kept; without a limit every new schema would stay for ever.
+GRAMMARS_MAX = 64
+# Whitespace between the parts of JSON: some, so that a model may write it as it likes, and not
+# any amount, which a confused model would fill its whole answer with.
+WHITESPACE = r"[ \n\t]{0,16}"
+# The tool format whose calls are plain JSON between two markers.
+JSON_TOOLS_MODULE = "json_tools"
+
+
+class ConstraintCompiler:
+    """Compiles for one tokenizer; may be used by several threads at once.
+
+    Args:
+        tokenizer: mlx_lm's TokenizerWrapper.
+        vocabulary_size: width of the model's output.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def compile(self, request: CompletionRequest, initial_state: str) -> Constraint | None:
+        """What the request's answer must look like; None = anything.
+
+        Raises:
+            RequestError: 400; the schema is wrong or not supported, or the choice is impossible.
+        """
+        found = self._grammar(request)
+        if found is None:
+            return None
+        grammar, param = found
+        # An open think block is ended by the model itself; what follows it is the answer.
+        think_end = tuple(self._tokenizer.think_end_tokens or ())
+        return Constraint(
+            matcher=self._matcher(grammar, param),
+            after=think_end if initial_state == "reasoning" else (),
+        )
+
+    def _grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
+        """The grammar, and the field to name if it is wrong."""
+        choice = request.tool_choice
+        if choice.mode not in ("auto", "none"):
+            tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
+            return self._tool_grammar(choice, tools), "tools"
+        match request.response_format:
+            case None:
+                return None
+            case JsonObjectFormat():
+                return _json_grammar({"type": "object"}), "response_format"
+            case JsonSchemaFormat(schema=schema):
+                return _json_grammar(schema), "response_format"
+
+    def _tool_grammar(self, choice: ToolChoice, tools: Sequence[dict[str, Any]]) -> str:
+        functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+        if choice.mode == "named":
+            functions = [each for each in functions if each.get("name") == choice.name]
+        if not functions:
+            raise RequestError(
+                "tool_choice asks for a function that is not among the tools.", param="tool_choice"
+            )
+        parser = getattr(self._tokenizer.tool_parser, "__module__", "")
+        if not parser.endswith(JSON_TOOLS_MODULE):
+            raise RequestError(
+                "tool_choice must be auto or none for this model: calls in its format cannot be "
+                "forced.",
+                param="tool_choice",
+            )
+        calls = {"anyOf": [_call_schema(function) for function in functions]}
+        opening = self._marker(self._tokenizer.tool_call_start)
+        closing = self._marker(self._tokenizer.tool_call_end)
+        return LLMatcher.grammar_from_lark(
+            f'start: {opening} "\\n"? call "\\n"? {closing}\ncall: %json {json.dumps(calls)}\n'
+        )
+
+    def _marker(self, text: str) -> str:
+        """A tool marker in grammar's terms: its own token if it has one."""
+        token = self._tokenizer.get_vocab().get(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
+
+    def _matcher(self, grammar: str, param: str) -> LLMatcher:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary(param)
+            vocabulary = self._vocabulary
+            if (matcher := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return matcher
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip().split("\n")[0][:300]
+            raise RequestError(f"The schema is not supported: {reason}", param=param)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > GRAMMARS_MAX:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _make_vocabulary(self, param: str) -> LLTokenizer:
+        try:
+            return from_tokenizer(
+                self._tokenizer._tokenizer,
+                n_vocab=self._vocabulary_size,
+                eos_token=sorted(self._tokenizer.eos_token_ids),
+            )
+        except ValueError as error:
+            raise RequestError(
+                "Structured output is not supported with this model's tokenizer.", param=param
+            ) from error
+
+
+def _json_grammar(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
+
+
+def _call_schema(function: dict[str, Any]) -> dict[str, Any]:
+    parameters = function.get("parameters") or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.get("name")}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
