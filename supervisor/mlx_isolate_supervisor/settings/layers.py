@@ -127,11 +127,13 @@ def _pick(flag: Flag, layers: Layers) -> tuple[str, str | Sequence[str]] | None:
 
 def _parse(flag: Flag, origin: str, text: str | Sequence[str]) -> object:
     texts = [text] if isinstance(text, str) else list(text)
+    place = origin if origin in (flag.name, flag.variable) else f"{flag.name} in {origin}"
+    if not flag.several and not isinstance(text, str):
+        raise ConfigError(f"{place}: a list was given where one value is expected.")
     try:
         values = [flag.parse(part.strip() if flag.several else part) for part in texts]
     except ValueError as error:
         shown = "(hidden)" if flag.secret else ", ".join(repr(part) for part in texts)
-        place = origin if origin in (flag.name, flag.variable) else f"{flag.name} in {origin}"
         raise ConfigError(f"{place}: {shown} {error}.") from None
     return tuple(values) if flag.several else values[0]
 
