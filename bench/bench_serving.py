@@ -1,0 +1,205 @@
+"""Is a chat through the daemon as fast as through mlx_lm.server, on the same model in one run?
+
+Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a fixed
+length side by side. The rivals take turns, so that a machine that slows down slows both. Cold turns
+send prompts that no cache has seen, of mixed lengths; warm ones share a long system prompt. Not
+measured: quality of text, long contexts, other samplers, memory.
+
+    python -m bench.bench_serving                     # the real size
+    python -m bench.bench_serving --small             # the size that the tests run
+    python -m bench.bench_serving --model FOLDER      # weights that matter to you
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import urllib.request
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.serving_load import Turn, prompt, turn
+from bench.serving_rivals import Rival, ours, theirs
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        hidden: width of the random model.
+        layers: its depth.
+        tokens: tokens of each answer.
+        clients: numbers of clients side by side.
+        rounds: turns that each rival takes.
+        words: lengths of prompts, dealt out in turn.
+    """
+
+    hidden: int
+    layers: int
+    tokens: int
+    clients: tuple[int, ...]
+    rounds: int
+    words: tuple[int, ...]
+
+
+SMALL = Size(hidden=64, layers=2, tokens=16, clients=(1, 2), rounds=2, words=(8, 24))
+REAL = Size(
+    hidden=768, layers=12, tokens=64, clients=(1, 4, 16), rounds=7, words=(16, 64, 128, 256)
+)
+BOOTSTRAPS = 2000
+HIGHER_IS_BETTER = {"tokens_per_s"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure at one load: both medians, and how many times better ours is.
+
+    Attributes:
+        ratio: above 1 is better for us, whatever the figure.
+        ratio_low: its lower 95 % confidence bound, by resampling rounds.
+    """
+
+    load: str
+    clients: int
+    figure: str
+    ours: float
+    theirs: float
+    ratio: float
+    ratio_low: float
+
+
+async def measure(
+    rivals: tuple[Rival, Rival], names: tuple[str, str], size: Size, *, warm: bool
+) -> list[Comparison]:
+    """Turns of both rivals at every number of clients."""
+    compared: list[Comparison] = []
+    number = 0
+    for clients in size.clients:
+        turns: tuple[list[Turn], list[Turn]] = ([], [])
+        for round_number in range(size.rounds + 1):
+            order = (0, 1) if round_number % 2 else (1, 0)
+            lengths = [size.words[place % len(size.words)] for place in range(clients)]
+            if warm:
+                lengths = [max(size.words)] * clients
+            prompts = [
+                prompt(number + place, words, warm=warm) for place, words in enumerate(lengths)
+            ]
+            number += clients
+            for which in order:
+                seen = await turn(rivals[which].url, names[which], prompts, size.tokens)
+                if round_number:  # The first round warms up.
+                    turns[which].append(seen)
+        load = "warm" if warm else "cold"
+        compared += [_compare(load, clients, figure, *turns) for figure in Turn.__annotations__]
+    return compared
+
+
+def _compare(
+    load: str, clients: int, figure: str, mine: list[Turn], other: list[Turn]
+) -> Comparison:
+    a = [getattr(one, figure) for one in mine]
+    b = [getattr(one, figure) for one in other]
+    if figure in HIGHER_IS_BETTER:
+        ratios = [x / y for x, y in zip(a, b, strict=True)]
+    else:
+        ratios = [y / x for x, y in zip(a, b, strict=True)]
+    dice = random.Random(1)
+    resampled = sorted(
+        statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS)
+    )
+    return Comparison(
+        load=load,
+        clients=clients,
+        figure=figure,
+        ours=statistics.median(a),
+        theirs=statistics.median(b),
+        ratio=statistics.median(ratios),
+        ratio_low=resampled[int(BOOTSTRAPS * 0.025)],
+    )
+
+
+def run(model: Path, size: Size) -> list[Comparison]:
+    """Start both servers, measure, stop them."""
+    with ours(model) as mine, theirs(model) as other:
+        names = (_first_model(mine.url), str(model))
+        rivals = (mine, other)
+        cold = asyncio.run(measure(rivals, names, size, warm=False))
+        return cold + asyncio.run(measure(rivals, names, size, warm=True))
+
+
+def _first_model(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        name: str = json.load(answer)["data"][0]["id"]
+        return name
+
+
+def random_model(folder: Path, size: Size) -> Path:
+    """A llama of random weights that writes for ever."""
+    from tests.material.models import ModelSpec, build_model
+
+    spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=8192)
+    return build_model(folder / "random", spec)
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    names = ("mlx", "mlx-lm", "mlx-isolate")
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, "
+        f"load {os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }
+
+
+def table(results: list[Comparison]) -> str:
+    """The figures as a person reads them."""
+    lines = ["load  clients  figure            ours    mlx_lm.server  ratio  (95 % low)"]
+    lines += [
+        f"{one.load:5} {one.clients:7}  {one.figure:13} {one.ours:9.1f} {one.theirs:14.1f} "
+        f"{one.ratio:8.2f} {one.ratio_low:9.2f}"
+        for one in results
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the table, write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--small", action="store_true", help="the size that the tests run")
+    parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
+    parser.add_argument("--hidden", type=int, help="width of the random model")
+    parser.add_argument("--layers", type=int, help="depth of the random model")
+    parser.add_argument("--rounds", type=int, help="turns of each rival")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(arguments)
+    base = SMALL if options.small else REAL
+    size = Size(
+        hidden=options.hidden or base.hidden,
+        layers=options.layers or base.layers,
+        tokens=base.tokens,
+        clients=base.clients,
+        rounds=options.rounds or base.rounds,
+        words=base.words,
+    )
+    with tempfile.TemporaryDirectory(prefix="mi") as folder:
+        model = options.model.absolute() if options.model else random_model(Path(folder), size)
+        results = run(model, size)
+    facts = machine()
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print(f"size: {size}\n" + table(results))
+    if options.json is not None:
+        figures = [asdict(one) for one in results]
+        options.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
