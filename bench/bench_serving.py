@@ -1,4 +1,4 @@
-"""Is a chat through the daemon as fast as through mlx_lm.server, on the same model in one run?
+"""Whether chats through the daemon are as fast as through mlx_lm.server, on one model in one run.
 
 Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a fixed
 length side by side. The rivals take turns, so that a machine that slows down slows both. Cold turns
