@@ -40,7 +40,7 @@ VALUES = st.recursive(
         st.lists(inner, max_size=3),
         st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     ),
-    max_leaves=12,
+    max_leaves=6,
 )
 DOCUMENTS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6)
 
@@ -55,7 +55,7 @@ def take(text: str) -> None:
         assert "\n" not in str(error)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(document=DOCUMENTS)
 def test_any_document_is_taken_or_refused_in_a_sentence(document: dict[str, Any]) -> None:
     take(yaml.safe_dump(document))
