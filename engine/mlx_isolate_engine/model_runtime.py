@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_isolate_engine.ahead import Ahead, import_model_libraries, prepare_ahead
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mlx_isolate_engine.generation.thread import GenerationThread
 
 log = logging.getLogger("engine.runtime")
+
+# Adapter, template and the like belong to the model itself, not to its draft model.
+DRAFT_SETTINGS = EngineSettings()
 
 # Longest time that an engine asked to stop spends on writing its prompt cache; together with the
 # time for its last completions it stays below the supervisor's 30 s between SIGTERM and SIGKILL.
@@ -79,6 +83,10 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         warm_up(loaded, loading)
         return loaded
 
+    def load_draft() -> "LoadedModel":
+        folder = resolve_model(str(settings.draft_model), Path(start.cache_home), loading)
+        return load_model(folder, DRAFT_SETTINGS, loading)
+
     def make_prompt_cache(loaded: "LoadedModel") -> Any:
         runtime.cache = build_prompt_cache(start, runtime.folder, runtime.before_load)
         return runtime.cache
@@ -89,7 +97,11 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         loop.call_soon_threadsafe(_resolve, failure, reason)
 
     thread = GenerationThread(
-        settings, load, make_prompt_cache=make_prompt_cache, on_failure=on_failure
+        settings,
+        load,
+        load_draft=None if settings.draft_model is None else load_draft,
+        make_prompt_cache=make_prompt_cache,
+        on_failure=on_failure,
     )
     loaded = await thread.start()
     runtime.begin(thread, ModelCompletionService(thread, settings), loaded.facts)

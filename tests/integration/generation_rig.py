@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx_lm
+import msgspec
 
 from mlx_isolate_engine.completion.events import (
     CompletionSummary,
@@ -146,11 +147,15 @@ async def rig(
     make_prompt_cache: MakePromptCache | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
     load: Callable[[Path], LoadedModel] = load_tiny,
+    draft: Path | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Rig]:
     """A rig for the time of the block; at its end everything has stopped."""
     chosen = EngineSettings(**settings)
     options: dict[str, Any] = {} if on_failure is None else {"on_failure": on_failure}
+    if draft is not None:
+        chosen = msgspec.structs.replace(chosen, draft_model=str(draft))
+        options["load_draft"] = lambda: load_tiny(draft)
     thread = GenerationThread(
         chosen, lambda: load(folder), make_prompt_cache=make_prompt_cache, **options
     )

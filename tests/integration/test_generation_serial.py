@@ -234,3 +234,52 @@ def test_a_chat_ends_by_itself_in_the_serial_lane(parrot_model: Path) -> None:
             assert (stopped.text, stopped.end.stop_string) == ("the code ", "word")
 
     run_async(test())
+
+
+def test_answers_with_a_draft_model_are_those_without(
+    model_folder: Callable[[ModelSpec], Path], parrot_model: Path
+) -> None:
+    folder = model_folder(FULL)
+    prompts = [random_prompt(8), random_prompt(9), random_prompt(8) + random_prompt(10, 7)]
+    prompts.append(prompts[0])
+    texts: list[str] = []
+
+    async def test() -> None:
+        for draft in (folder, model_folder(ModelSpec(kind="full", seed=5))):
+            texts.clear()
+            load = load_with_texts(prompts, texts)
+            async with rig(folder, load=load, draft=draft, make_prompt_cache=new_cache) as subject:
+                assert await texts_of(subject, prompts) == texts
+                again = await subject.run(tokens_request(prompts[2], max_tokens=TOKENS))
+                timings = again.end.timings
+                assert again.text == texts[2]
+                assert timings.cache_n == len(prompts[2]) - 1
+                assert timings.draft_n > 0
+                if draft == folder:  # the model itself proposes what it would have said
+                    assert timings.draft_n_accepted == timings.draft_n
+                else:
+                    assert timings.draft_n_accepted < timings.draft_n / 2
+                noted = await subject.run(
+                    tokens_request(prompts[0], max_tokens=TOKENS, top_logprobs=1)
+                )
+                assert (noted.text, noted.end.timings.draft_n) == (texts[0], 0)
+                stopped = await subject.run(
+                    tokens_request(prompts[1], max_tokens=TOKENS, stop=(texts[1][9:12],))
+                )
+                assert stopped.text == texts[1][: texts[1].index(texts[1][9:12])]
+                assert await texts_of(subject, prompts) == texts
+                await subject.wait_idle()
+
+    run_async(test())
+
+
+def test_a_draft_model_that_would_answer_wrongly_refuses_the_start(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    async def test() -> None:
+        for model, draft in ((SLIDING, FULL), (FULL, SLIDING), (FULL, ModelSpec(template="tools"))):
+            with pytest.raises(ConfigError, match="--draft-model"):
+                async with rig(model_folder(model), draft=model_folder(draft)):
+                    pass
+
+    run_async(test())

@@ -12,6 +12,7 @@ from mlx_isolate_engine.completion.request import (
 )
 from mlx_isolate_engine.completion.resolve import (
     check_request,
+    resolve_draft_tokens,
     resolve_max_tokens,
     resolve_sampling,
 )
@@ -110,7 +111,6 @@ def test_max_tokens_that_mean_nothing_are_refused(asked: int) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stop": ("",)}, "stop"),
         ({"adapter": "other"}, "adapters"),
-        ({"draft_model": "other"}, "draft_model"),
     ],
 )
 def test_what_cannot_be_done_is_refused_not_ignored(fields: dict[str, Any], param: str) -> None:
@@ -118,3 +118,32 @@ def test_what_cannot_be_done_is_refused_not_ignored(fields: dict[str, Any], para
     with pytest.raises(RequestError) as caught:
         check_request(request)
     assert caught.value.param == param
+
+
+def with_draft(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(request_id="r", prompt=TextPrompt(text="x"), **fields)
+
+
+def test_the_configured_draft_model_is_used_by_its_name() -> None:
+    settings = EngineSettings(draft_model="/models/small", num_draft_tokens=4)
+    for request, tokens in (
+        (with_draft(), 4),
+        (with_draft(draft_model="small", num_draft_tokens=2), 2),
+        (with_draft(top_logprobs=0), 0),
+    ):
+        assert resolve_draft_tokens(request, settings, can_draft=True) == tokens
+    assert resolve_draft_tokens(with_draft(), settings, can_draft=False) == 0
+
+
+@pytest.mark.parametrize("name", ["other", "/models/small", "../small"])
+def test_another_draft_model_or_a_path_is_refused(name: str) -> None:
+    settings = EngineSettings(draft_model="/models/small")
+    with pytest.raises(RequestError) as caught:
+        resolve_draft_tokens(with_draft(draft_model=name), settings, can_draft=True)
+    assert caught.value.param == "draft_model"
+
+
+def test_without_a_draft_model_its_fields_are_refused() -> None:
+    for fields in ({"draft_model": "small"}, {"num_draft_tokens": 3}):
+        with pytest.raises(RequestError):
+            resolve_draft_tokens(with_draft(**fields), SETTINGS, can_draft=True)

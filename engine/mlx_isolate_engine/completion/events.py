@@ -61,6 +61,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """llama.cpp's timings object: n in tokens, ms in milliseconds.
 
     cache_n: prompt tokens taken from the prompt cache; prompt_n: those run through the model.
+    draft_n: tokens that a draft model proposed; draft_n_accepted: those that were taken.
     """
 
     cache_n: int
@@ -71,6 +72,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     predicted_ms: float
     predicted_per_second: float
     placement: Placement = "continuous"
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
 
 class CompletionSummary(msgspec.Struct, frozen=True, kw_only=True):

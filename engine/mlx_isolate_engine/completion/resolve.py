@@ -1,6 +1,7 @@
 """Checking a request's settings against the model and filling in the engine's defaults; pure."""
 
 import math
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -126,5 +127,32 @@ def check_request(request: CompletionRequest) -> None:
         raise RequestError(f"At most {STOP_STRINGS_MAX} stop strings.", param="stop")
     if request.adapter is not None:
         raise RequestError("No adapters are configured for this model.", param="adapters")
-    if request.draft_model is not None or request.num_draft_tokens is not None:
-        raise RequestError("No draft models are configured for this model.", param="draft_model")
+
+
+def resolve_draft_tokens(
+    request: CompletionRequest, settings: EngineSettings, *, can_draft: bool
+) -> int:
+    """Tokens to draft at a time, 0 where no draft model is configured or none can be used.
+
+    Speculative decoding changes the speed of an answer, never the answer's distribution; what it
+    cannot do (log probabilities, grammars) runs without it.
+
+    Raises:
+        RequestError: the request names a draft model, and it is not the configured one.
+    """
+    name = None if settings.draft_model is None else draft_name(settings.draft_model)
+    if request.draft_model is not None and request.draft_model != name:
+        known = "none is" if name is None else f"it is {name}"
+        raise RequestError(
+            f"No draft model of that name is configured ({known}).", param="draft_model"
+        )
+    if name is None and request.num_draft_tokens is not None:
+        raise RequestError("No draft model is configured.", param="num_draft_tokens")
+    if name is None or not can_draft or request.top_logprobs is not None:
+        return 0
+    return max(1, _first(request.num_draft_tokens, settings.num_draft_tokens))
+
+
+def draft_name(model: str) -> str:
+    """What requests call the draft model: a folder's own name, or the repo id."""
+    return Path(model).name if Path(model).is_absolute() else model

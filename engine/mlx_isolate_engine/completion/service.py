@@ -14,6 +14,7 @@ from mlx_isolate_engine.completion.prompt import (
 from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
 from mlx_isolate_engine.completion.resolve import (
     check_request,
+    resolve_draft_tokens,
     resolve_max_tokens,
     resolve_sampling,
 )
@@ -125,6 +126,9 @@ class ModelCompletionService:
         resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
         prompt, constraint = await self._work(functools.partial(self._build_all, request))
         self._check_tokens(prompt.plan.tokens, "messages" if prompt.is_chat else "prompt")
+        draft_tokens = resolve_draft_tokens(
+            request, self._settings, can_draft=self._thread.has_draft and constraint is None
+        )
         return CompletionPlan(
             request_id=request.request_id,
             prompt=prompt.plan,
@@ -137,7 +141,8 @@ class ModelCompletionService:
             sampling=sampling,
             text=self._text_plan(request, prompt),
             constraint=constraint,
-            namespace=self._namespace,
+            draft_tokens=draft_tokens,
+            namespace=f"{self._namespace} draft" if draft_tokens else self._namespace,
             placement=self._thread.placement,
         )
 

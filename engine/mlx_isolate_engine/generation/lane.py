@@ -23,6 +23,7 @@ class LaneParts:
 
     Attributes:
         model: mlx_lm's model.
+        draft: mlx_lm's draft model, None = there is none.
         family: what all its rows share.
         settings: concurrency, step sizes, KV quantization, the stall buffer.
         reuse: the prompt cache.
@@ -32,6 +33,7 @@ class LaneParts:
     """
 
     model: Any
+    draft: Any
     family: ModelFamily
     settings: EngineSettings
     reuse: PrefixReuse

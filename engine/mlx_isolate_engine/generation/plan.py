@@ -81,7 +81,11 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion, ready to run."""
+    """One completion, ready to run.
+
+    Attributes:
+        draft_tokens: tokens that the draft model proposes at a time; 0 = it runs without.
+    """
 
     request_id: str
     prompt: PromptPlan
@@ -89,6 +93,7 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingPlan
     text: TextPlan
     constraint: Constraint | None = None
+    draft_tokens: int = 0
     namespace: str = "default"
     placement: Placement = "continuous"
 

@@ -70,6 +70,8 @@ class Row:
         self.reused = 0
         self.prefilled = 0
         self.generated = 0
+        self.drafted = 0
+        self.accepted = 0
         self.checkpoints: deque[Checkpoint] = deque()
         self.assembly = TextAssembly(self.plan.text, family.vocabulary.decoder(), family.tokenizer)
         self._processors = make_processors(self.plan.sampling)
@@ -165,5 +167,7 @@ class Row:
                 predicted_ms=predicted_s * 1e3,
                 predicted_per_second=max(0, self.generated - 1) / predicted_s,
                 placement=placement,
+                draft_n=self.drafted,
+                draft_n_accepted=self.accepted,
             ),
         )

@@ -1,7 +1,7 @@
 """The serial lane: one completion at a time, by mlx-lm's own single-row path.
 
-For what a batch cannot do: KV quantization, kinds of cache that do not merge, and the strict
-order that `--decode-concurrency 1` asks for.
+For what a batch cannot do: draft models, KV quantization, kinds of cache that do not merge, and
+the strict order that `--decode-concurrency 1` asks for.
 """
 
 import logging
@@ -10,7 +10,12 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step, generation_stream, maybe_quantize_kv_cache
+from mlx_lm.generate import (
+    generate_step,
+    generation_stream,
+    maybe_quantize_kv_cache,
+    speculative_generate_step,
+)
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.completion.events import FinishReason
@@ -25,6 +30,7 @@ from mlx_isolate_shared.errors import EngineError
 log = logging.getLogger(__name__)
 
 Work = Generator[None, None, None]
+Tokens = Generator[int, None, None]
 
 
 class SerialLane:
@@ -120,6 +126,8 @@ class SerialLane:
         cache, reused = yield from self._reuse.find(row)
         if cache is None:
             cache = make_prompt_cache(self._parts.model)
+            if row.plan.draft_tokens:  # mlx-lm keeps both in one list
+                cache += make_prompt_cache(self._parts.draft)
         tokens = list(row.plan.prompt.tokens[:reused])
         row.start(reused)
         is_prefilled = has_failed = False
@@ -144,7 +152,7 @@ class SerialLane:
             while len(tokens) < checkpoint.end:
                 size = min(self._piece(), checkpoint.end - len(tokens))
                 piece = prompt.tokens[len(tokens) : len(tokens) + size]
-                self._run_piece(cache, piece)
+                self._run_piece(cache, piece, with_draft=row.plan.draft_tokens > 0)
                 tokens += piece
                 self._note_prefill(row, len(tokens))
                 yield
@@ -156,10 +164,13 @@ class SerialLane:
             return self._settings.prefill_step_size
         return self._pace.row_share(1)
 
-    def _run_piece(self, cache: list[Any], piece: list[int]) -> None:
+    def _run_piece(self, cache: list[Any], piece: list[int], *, with_draft: bool) -> None:
         before = self._parts.clock.monotonic()
         with mx.stream(generation_stream):
-            self._parts.model(mx.array(piece)[None], cache=cache)
+            inputs = mx.array(piece)[None]
+            self._parts.model(inputs, cache=cache)
+            if with_draft:
+                self._parts.draft(inputs, cache=cache[len(self._parts.model.layers) :])
             self._quantize(cache)
             mx.eval([part.state for part in cache])
         mx.clear_cache()
@@ -182,32 +193,66 @@ class SerialLane:
         self, row: Row, cache: list[Any], tokens: list[int]
     ) -> Generator[None, None, FinishReason | Exception]:
         """Generate until the row ends; `tokens` grows with what the cache holds."""
-        last = row.plan.prompt.tokens[-1:]
-        steps = generate_step(
-            mx.array(last),
-            self._parts.model,
-            max_tokens=row.plan.max_tokens,
-            sampler=row.sampler,
-            logits_processors=_with_history(row.processors, tokens),
-            prompt_cache=cache,
-            kv_bits=self._settings.kv_bits,
-            kv_group_size=self._settings.kv_group_size,
-            quantized_kv_start=self._settings.quantized_kv_start,
-        )
-        tokens += last
-        for token, _ in steps:
-            if row.generated == 0:
-                self._note_prefill(row, len(tokens))
-            tokens.append(int(token))
-            self._counters.generated_tokens += 1
-            advance = row.take_token(int(token))
-            if advance.error is not None:
-                return advance.error
-            self._parts.deliveries.add(row.ticket.outbox, advance.events)
-            if advance.reason is not None:
-                return advance.reason
-            yield
+        steps = self._steps(row, cache, tokens)
+        tokens += row.plan.prompt.tokens[-1:]
+        try:
+            for token in steps:
+                if row.generated == 0:
+                    self._note_prefill(row, len(tokens))
+                tokens.append(token)
+                self._counters.generated_tokens += 1
+                advance = row.take_token(token)
+                if advance.error is not None:
+                    return advance.error
+                self._parts.deliveries.add(row.ticket.outbox, advance.events)
+                if advance.reason is not None:
+                    return advance.reason
+                yield
+        finally:
+            steps.close()  # a draft's rejected tokens are cut off the cache here
         raise AssertionError("mlx-lm ended a row that had tokens left")
+
+    def _steps(self, row: Row, cache: list[Any], tokens: list[int]) -> Tokens:
+        """mlx-lm's tokens for a row whose prompt has run but for its last token."""
+        plan = row.plan
+        options: dict[str, Any] = {
+            "max_tokens": plan.max_tokens,
+            "sampler": row.sampler,
+            "logits_processors": _with_history(row.processors, tokens),
+            "prompt_cache": cache,
+            "kv_bits": self._settings.kv_bits,
+            "kv_group_size": self._settings.kv_group_size,
+            "quantized_kv_start": self._settings.quantized_kv_start,
+        }
+        last = mx.array(plan.prompt.tokens[-1:])
+        if plan.draft_tokens:
+            return self._drafted(row, last, options)
+        return _tokens_of(generate_step(last, self._parts.model, **options))
+
+    def _drafted(self, row: Row, last: Any, options: dict[str, Any]) -> Tokens:
+        """Tokens by speculative decoding, with the row's figures of it."""
+        size = row.plan.draft_tokens
+        steps: Any = speculative_generate_step(
+            last, self._parts.model, self._parts.draft, num_draft_tokens=size, **options
+        )
+        has_round_ended = True
+        try:
+            for token, _, is_from_draft in steps:
+                if has_round_ended:
+                    row.drafted += min(size, row.plan.max_tokens - row.generated)
+                row.accepted += is_from_draft
+                has_round_ended = not is_from_draft
+                yield int(token)
+        finally:
+            steps.close()
+
+
+def _tokens_of(steps: Any) -> Tokens:
+    try:
+        for token, _ in steps:
+            yield int(token)
+    finally:
+        steps.close()
 
 
 def _with_history(processors: list[Any], history: list[int]) -> list[Processor]:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import mlx.core as mx
-from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_isolate_engine.cache import kinds
 from mlx_isolate_engine.completion.events import Placement
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
@@ -31,10 +29,16 @@ from mlx_isolate_engine.generation.ports import (
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
 from mlx_isolate_engine.generation.serial import SerialLane
+from mlx_isolate_engine.generation.suitability import (
+    can_batch,
+    check_draft,
+    check_kv_bits,
+    warm_up,
+)
 from mlx_isolate_engine.generation.ticket import Ticket
 from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.config import EngineSettings
-from mlx_isolate_shared.errors import ConfigError, EngineError
+from mlx_isolate_shared.errors import EngineError
 from mlx_isolate_shared.wire import CacheFigures, Progress
 
 log = logging.getLogger(__name__)
@@ -42,10 +46,6 @@ log = logging.getLogger(__name__)
 # Status of a process whose generation loop has failed: an engine that lives but cannot generate
 # would be worse than none.
 EXIT_GENERATION_FAILED = 70
-
-# What mlx can quantize to.
-KV_BITS = (2, 3, 4, 5, 6, 8)
-KV_GROUP_SIZES = (32, 64, 128)
 
 _Message = tuple[Literal["submit", "drop", "resume", "stop"], Ticket | None]
 
@@ -64,6 +64,7 @@ class GenerationThread:
         settings: the engine's settings.
         load: loads model and tokenizer; called on the generation thread, since MLX streams
             belong to the thread that made them.
+        load_draft: loads the draft model, after `load` and likewise; None = there is none.
         make_prompt_cache: called on the generation thread after the load; None = no prompt cache.
         on_failure: called on the generation thread with the error that ended its loop; the
             default prints the traceback and ends the process with status 70.
@@ -75,12 +76,14 @@ class GenerationThread:
         settings: EngineSettings,
         load: LoadModel,
         *,
+        load_draft: LoadModel | None = None,
         make_prompt_cache: MakePromptCache | None = None,
         on_failure: Callable[[BaseException], None] = end_process,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._load = load
+        self._load_draft = load_draft
         self._make_prompt_cache = make_prompt_cache
         self._on_failure = on_failure
         self._clock = clock or SystemClock()
@@ -139,6 +142,11 @@ class GenerationThread:
     def placement(self) -> Placement:
         """The lane in which this engine's completions run; only after `start` has returned."""
         return "continuous" if "continuous" in self._lanes else "serial"
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model was loaded."""
+        return self._load_draft is not None
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a completion; its outbox gets events and one end, unless it is given up first."""
@@ -236,12 +244,18 @@ class GenerationThread:
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         empty = make_prompt_cache(model)
         check_kv_bits(self._settings, empty)
-        self._family = ModelFamily(tokenizer, _warm_up(model, self._settings))
+        draft: Any = None
+        if self._load_draft is not None:
+            loaded_draft = self._load_draft()
+            check_draft(self._loaded, loaded_draft)
+            draft = loaded_draft.model
+        self._family = ModelFamily(tokenizer, warm_up(model, self._settings))
         if self._make_prompt_cache is not None:
             self._cache = self._make_prompt_cache(self._loaded)
         self._reuse = PrefixReuse(self._cache, empty)
         parts = LaneParts(
             model=model,
+            draft=draft,
             family=self._family,
             settings=self._settings,
             reuse=self._reuse,
@@ -249,7 +263,7 @@ class GenerationThread:
             deliveries=self._deliveries,
             clock=self._clock,
         )
-        if can_batch(self._settings, empty):
+        if draft is None and can_batch(self._settings, empty):
             self._lanes["continuous"] = ContinuousLane(parts, padded_tokens_max(model))
         else:
             self._lanes["serial"] = SerialLane(parts)
@@ -308,58 +322,6 @@ class GenerationThread:
     def _say_stopped(self) -> None:
         assert self._deliveries is not None and self._stopped is not None
         self._deliveries.call(_set_result, self._stopped, None)
-
-
-def can_batch(settings: EngineSettings, cache: list[Any]) -> bool:
-    """Whether completions may run in one batch: kinds of cache that merge, and no KV scheme."""
-    return (
-        settings.decode_concurrency > 1
-        and settings.kv_bits is None
-        and all(hasattr(part, "merge") for part in cache)
-    )
-
-
-def check_kv_bits(settings: EngineSettings, cache: list[Any]) -> None:
-    """Refuse KV quantization where it would give wrong answers or none.
-
-    Raises:
-        ConfigError: in one sentence.
-    """
-    if settings.kv_bits is None:
-        return
-    if settings.kv_bits not in KV_BITS or settings.kv_group_size not in KV_GROUP_SIZES:
-        raise ConfigError(
-            f"--kv-bits can be {', '.join(map(str, KV_BITS))} and --kv-group-size "
-            f"{', '.join(map(str, KV_GROUP_SIZES))}."
-        )
-    if not kinds.allows_kv_bits(cache):
-        raise ConfigError(
-            f"--kv-bits does not work with this model's cache ({', '.join(kinds.kind_names(cache))})."
-        )
-
-
-def _warm_up(model: Any, settings: EngineSettings) -> int:
-    """One small prefill and one decode step; returns the width of the model's output.
-
-    On a GPU the first pass of a process compiles kernels for many seconds; nobody should wait for
-    that in a request.
-
-    Raises:
-        ConfigError: the KV scheme does not fit the model's head size.
-    """
-    cache = make_prompt_cache(model)
-    mx.eval(model(mx.zeros((1, 8), mx.int32), cache=cache))
-    if settings.kv_bits is not None:
-        try:
-            maybe_quantize_kv_cache(cache, 0, settings.kv_group_size, settings.kv_bits)
-        except ValueError as error:
-            raise ConfigError(
-                f"--kv-group-size {settings.kv_group_size} does not fit this model's heads; "
-                f"try {KV_GROUP_SIZES[0]}."
-            ) from error
-    logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
-    mx.eval(logits)
-    return int(logits.shape[-1])
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:
