@@ -1,24 +1,15 @@
 // The chat: a conversation with one model at a time, which outlives that model's engine.
 
-import { h, offer, setAttribute, setText } from "./dom.js";
-import { confirmed, toast } from "./dialogs.js";
-import { post } from "./api.js";
-import { DEFAULTS, ChatStore } from "./chat_store.js";
+import { h, setText } from "./dom.js";
+import { confirmed } from "./dialogs.js";
+import { ChatEngine } from "./chat_engine.js";
+import { ChatSettings } from "./chat_settings.js";
+import { ChatStore } from "./chat_store.js";
 import { blankAnswer, canContinue, requestBody, streamAnswer } from "./chat_stream.js";
 import { MessageView } from "./chat_message.js";
-import { plural } from "./format.js";
-import { stateText, TONES } from "./models.js";
+import { count, plural } from "./format.js";
 
 const SAVE_MS = 1000;
-const FIELDS = [
-  ["temperature", "Temperature", { min: 0, max: 5, step: "any" }],
-  ["top_p", "Top p", { min: 0, max: 1, step: "any" }],
-  ["top_k", "Top k", { min: 0, step: 1 }],
-  ["min_p", "Min p", { min: 0, max: 1, step: "any" }],
-  ["max_tokens", "Max tokens", { min: 1, step: 1 }],
-  ["seed", "Seed", { min: 0, step: 1 }],
-];
-
 export class Chat {
   constructor(place, live) {
     this.place = place;
@@ -26,10 +17,9 @@ export class Chat {
     this.store = new ChatStore();
     this.views = new Map();
     this.note = "";
+    this.engine = new ChatEngine(live, this.store, () => this.engineChanged());
     this.build();
     this.showConversation();
-    live.addEventListener("status", ({ detail }) => this.statusChanged(detail.models));
-    live.addEventListener("connection", () => this.engineChanged());
     window.addEventListener("pagehide", () => {
       if (!this.running) return;
       this.store.save();
@@ -39,12 +29,6 @@ export class Chat {
   }
 
   build() {
-    const { settings } = this.store;
-    this.model = h(
-      "select",
-      { "aria-label": "Model", on: { change: () => this.set("model", this.model.value) } },
-      h("option", { value: "", text: "no model" }),
-    );
     this.history = h("select", {
       "aria-label": "Conversation",
       class: "grow",
@@ -63,15 +47,6 @@ export class Chat {
       text: "Delete",
       "aria-label": "Delete this conversation",
       on: { click: () => this.remove() },
-    });
-    this.dot = h("span", { class: "dot", "aria-hidden": "true" });
-    this.engine = h("span", { class: "engine-text" });
-    this.kill = h("button", {
-      type: "button",
-      class: "small danger",
-      text: "Kill",
-      "aria-label": "Kill the engine of this model",
-      on: { click: () => this.killEngine() },
     });
     this.log = h("div", {
       class: "messages",
@@ -111,8 +86,8 @@ export class Chat {
         this.newButton,
         this.deleteButton,
       ),
-      h("div", { class: "chat-engine" }, this.model, this.dot, this.engine, this.kill),
-      this.buildSettings(settings),
+      this.engine.element,
+      new ChatSettings(this.store).element,
       this.log,
       this.said,
       form,
@@ -124,136 +99,13 @@ export class Chat {
     this.atEnd = true;
   }
 
-  buildSettings(settings) {
-    const area = (name, label, rows, extra = {}) =>
-      h(
-        "label",
-        { class: "wide" },
-        label,
-        h("textarea", {
-          rows,
-          ...extra,
-          name,
-          on: { input: ({ target }) => this.set(name, target.value) },
-        }),
-      );
-    this.settings = h(
-      "details",
-      { class: "chat-settings" },
-      h("summary", { text: "System prompt, sampling, tools" }),
-      area("system", "System prompt", "2"),
-      h(
-        "div",
-        { class: "fields" },
-        ...FIELDS.map(([name, label, limits]) =>
-          h(
-            "label",
-            {},
-            label,
-            h("input", {
-              type: "number",
-              name,
-              placeholder: "default",
-              ...limits,
-              on: { input: ({ target }) => this.set(name, target.value) },
-            }),
-          ),
-        ),
-      ),
-      area("tools", "Tools (JSON array, as in the API)", "3", {
-        spellcheck: "false",
-        class: "mono",
-      }),
-      h("button", {
-        type: "button",
-        class: "small",
-        text: "Back to defaults",
-        on: { click: () => this.resetSettings() },
-      }),
-    );
-    for (const field of this.settings.querySelectorAll("[name]"))
-      field.value = settings[field.name];
-    return this.settings;
-  }
-
-  set(name, value) {
-    this.store.settings[name] = value;
-    this.store.saveSettings();
-    if (name === "model") this.engineChanged();
-  }
-
-  resetSettings() {
-    this.store.settings = { ...DEFAULTS, model: this.store.settings.model };
-    this.store.saveSettings();
-    for (const field of this.settings.querySelectorAll("[name]")) field.value = "";
-  }
-
-  // Engine ------------------------------------------------------------------------------------
-
-  statusChanged(models) {
-    const names = models.map((model) => model.id);
-    offer(this.model, names);
-    this.model.options[0].hidden = names.length > 0;
-    const wanted = this.store.settings.model;
-    if (names.includes(wanted)) this.model.value = wanted;
-    else if (names.length) {
-      [this.model.value] = names;
-      [this.store.settings.model] = names;
-    }
-    this.engineChanged();
-  }
-
-  get current() {
-    return this.live.status?.models.find((model) => model.id === this.store.settings.model);
-  }
-
-  /** Whether a request has a prospect: a model that is down is loaded by the request itself. */
-  engineState() {
-    if (this.live.connection.state !== "live")
-      return { isReady: false, text: "server not reachable", tone: "bad" };
-    const model = this.current;
-    if (!model) return { isReady: false, text: "no model", tone: "idle" };
-    const text = stateText(model);
-    return {
-      isReady: ["ready", "stopped"].includes(model.state),
-      text,
-      tone: TONES[model.state],
-      model,
-    };
-  }
-
   engineChanged() {
-    const state = this.engineState();
-    this.place.dataset.tone = state.tone ?? "idle";
-    const { model } = state;
-    setText(
-      this.engine,
-      model?.pid ? `${state.text} · pid ${model.pid} · #${model.incarnation}` : state.text,
-    );
-    setAttribute(this.kill, "disabled", !model?.pid);
-    for (const view of this.views.values())
-      if (view.message.state !== "streaming") view.update("", state);
+    const state = this.engine.state();
+    this.place.dataset.tone = state.tone;
+    for (const view of this.views.values()) view.engineChanged(state);
     const running = this.running && this.views.get(this.running);
     if (running && !state.isReady)
       running.update(this.note || `Waiting: engine ${state.text}`, state);
-  }
-
-  async killEngine() {
-    const { model } = this.engineState();
-    if (
-      !model ||
-      !(await confirmed(
-        `Kill the engine of ${model.id}?`,
-        `SIGKILL to process ${model.pid}. Running answers will break off; this page and the server stay up.`,
-        "Kill engine",
-      ))
-    )
-      return;
-    try {
-      await post("drill/kill", { model: model.id });
-    } catch (error) {
-      toast(error.message, "bad");
-    }
   }
 
   // Conversations -----------------------------------------------------------------------------
@@ -320,7 +172,7 @@ export class Chat {
     });
     this.views.set(message, view);
     this.log.append(view.element);
-    view.update("", this.engineState());
+    view.update("", this.engine.state());
     return view;
   }
 
@@ -410,7 +262,7 @@ export class Chat {
         state: "failed",
         error: { message: "The tools are not valid JSON.", code: null },
       });
-      this.views.get(message).update("", this.engineState());
+      this.views.get(message).update("", this.engine.state());
       return;
     }
     this.begin(message);
@@ -435,9 +287,13 @@ export class Chat {
     this.scroll();
   }
 
-  waits(message, note) {
-    this.note = note;
-    this.views.get(message)?.update(note, this.engineState());
+  /** A comment on the stream: prompt tokens so far, or what a waiting request waits for. */
+  waits(message, comment) {
+    const found = /^keepalive (\d+)\/(\d+)$/.exec(comment);
+    this.note = found
+      ? `Reading the prompt: ${count(+found[1])} of ${count(+found[2])} tokens…`
+      : comment;
+    this.views.get(message)?.update(this.note, this.engine.state());
   }
 
   /** Draw at most once a frame; a hidden page has no frames, so it draws by timer. */
@@ -446,7 +302,7 @@ export class Chat {
     this.drawing = true;
     const draw = () => {
       this.drawing = false;
-      this.views.get(message)?.update(this.note, this.engineState());
+      this.views.get(message)?.update(this.note, this.engine.state());
       this.scroll();
       if (Date.now() - this.savedAt > SAVE_MS) {
         this.savedAt = Date.now();
@@ -462,7 +318,7 @@ export class Chat {
     this.send.hidden = false;
     this.stop.hidden = true;
     this.store.save();
-    this.views.get(message)?.update("", this.engineState());
+    this.views.get(message)?.update("", this.engine.state());
     setText(
       this.said,
       {

@@ -143,6 +143,12 @@ export class MessageView {
     this.updateButtons(running, engine);
   }
 
+  /** Only the buttons depend on the engine, once an answer has ended. */
+  engineChanged(engine) {
+    const { role, state } = this.message;
+    if (role === "assistant" && state !== "streaming") this.updateButtons(false, engine);
+  }
+
   updateButtons(running, engine) {
     const { message } = this;
     const ended =

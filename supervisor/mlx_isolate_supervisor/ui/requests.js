@@ -62,7 +62,7 @@ function cells(columns, values, numbersFrom) {
   );
 }
 
-const shortId = (id) => h("code", { title: id, text: id.length > 18 ? `${id.slice(0, 17)}…` : id });
+const shortId = (id) => h("code", { title: id, text: id.length > 18 ? `…${id.slice(-16)}` : id });
 
 export class Requests {
   constructor(live) {
@@ -160,7 +160,7 @@ export class Requests {
     this.ended.element.hidden = ended.length === 0;
     this.ended.body.replaceChildren(
       ...ended.map((e) => {
-        const outcome = [e.outcome, e.code, e.outcome === "cancelled" ? `(${e.phase})` : null]
+        const outcome = [e.outcome, e.outcome === "cancelled" ? `(${e.phase})` : e.code]
           .filter(Boolean)
           .join(" ");
         const values = [

@@ -20,6 +20,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.waiting import wait_for
 
 WAIT_S = 15.0
+# axe looks at every element; on a busy machine that takes its time.
+SCRIPT_S = 90.0
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 DRIVER = shutil.which("chromedriver")
 MISSING = None if CHROMIUM and DRIVER else "needs chromium and chromedriver on the PATH"
@@ -52,6 +54,7 @@ class Browser:
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.driver.set_script_timeout(SCRIPT_S)
 
     def quit(self) -> None:
         self.driver.quit()

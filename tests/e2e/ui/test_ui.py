@@ -393,9 +393,13 @@ def axe_script() -> str:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_serious_finding_of_axe(
-    browser: Browser, page: RunningDaemon, dark: bool, tmp_path: Path
+    browser: Browser, start_daemon: Daemons, dark: bool, tmp_path: Path
 ) -> None:
-    browser.set_dark(dark)
+    page = start_daemon()
+    page.wait_state("ready", 0)
+    page.wait_state("ready", 1)
+    browser.open(page.url, dark=dark)
+    browser.wait_live()
     browser.say("think hard")
     browser.wait_answer("done", 1)
     browser.say("tool")
