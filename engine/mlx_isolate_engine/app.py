@@ -1,10 +1,8 @@
 """One engine process from its spec pipe to its exit status: the composition root.
 
-Owns the order of things: parse, guard against orphanhood, wait for the spec, load, listen, report,
-stop. Knows nothing of models (see runtime.py) or of requests (see server.py).
+Owns the order of things: wait for the spec, load, listen, report, stop. Knows nothing of models (see runtime.py) or of requests (see server.py).
 """
 
-import argparse
 import asyncio
 import faulthandler
 import functools
@@ -13,15 +11,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
 import uvloop
 
+from mlx_isolate_engine.arguments import Arguments
 from mlx_isolate_engine.footprint import Footprint
 from mlx_isolate_engine.identity import Identity
-from mlx_isolate_engine.lifeline import die_with_parent, watch_lifeline
 from mlx_isolate_engine.model.errors import ModelError
 from mlx_isolate_engine.report import Reporter
 from mlx_isolate_engine.runtime import LoadRuntime, PrepareModel, Runtime
@@ -41,16 +38,9 @@ FINISH_S = 2.0
 _LAST_WORDS_S = 1.0
 
 
-def run(argv: Sequence[str], load_runtime: LoadRuntime, prepare: PrepareModel) -> NoReturn:
+def run(arguments: Arguments, load_runtime: LoadRuntime, prepare: PrepareModel) -> NoReturn:
     """Run one engine process to its end; never returns."""
-    arguments = _parse(argv)
     faulthandler.enable(all_threads=True)
-    for descriptor in (arguments.spec_fd, arguments.report_fd, arguments.lifeline_fd):
-        os.set_inheritable(descriptor, False)
-    die_with_parent(arguments.lifeline_fd)
-    watch_lifeline(arguments.lifeline_fd)
-    signal.signal(signal.SIGTERM, _exit_quietly)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     reporter = Reporter(arguments.report_fd)
     status = _run_to_status(arguments.spec_fd, reporter, load_runtime, prepare)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -160,25 +150,7 @@ class _Engine:
         )
 
 
-def _exit_quietly(number: int, frame: object) -> None:
-    """Answer SIGTERM before there is anything to stop."""
-    os._exit(0)
-
-
 def _log_to_stderr(level: str) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(levelname)s %(name)s %(message)s"
     )
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="mlx_isolate_engine",
-        description="One model's engine. The supervisor starts it; it is of no use by itself.",
-    )
-    parser.add_argument("--id", required=True, help="name of the model, for ps to show")
-    parser.add_argument("--incarnation", type=int, required=True, help="number of this spawn")
-    parser.add_argument("--spec-fd", type=int, required=True, help="pipe to read the spec from")
-    parser.add_argument("--report-fd", type=int, required=True, help="pipe to report on")
-    parser.add_argument("--lifeline-fd", type=int, required=True, help="pipe whose end means exit")
-    return parser.parse_args(argv)

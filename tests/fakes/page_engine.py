@@ -31,6 +31,7 @@ from mlx_isolate_engine.completion.events import (
 from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
 from mlx_isolate_engine.completion.seam import CompletionService, PreparedCompletion, Sink
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
+from mlx_isolate_engine.start import begin
 from mlx_isolate_shared.wire import CacheFigures, Loading, ModelFacts, Prepare, Progress, Start
 from tests.fakes.scripted_service import FACTS, summary
 
@@ -164,4 +165,4 @@ def prepare_model(prepare: Prepare) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:], load_runtime, prepare_model)
+    run(begin(sys.argv[1:]), load_runtime, prepare_model)

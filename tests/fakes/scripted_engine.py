@@ -21,6 +21,7 @@ from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
 from mlx_isolate_engine.completion.seam import CompletionService, PreparedCompletion, Sink
 from mlx_isolate_engine.model.errors import ModelError
 from mlx_isolate_engine.runtime import LoadingReport, Runtime
+from mlx_isolate_engine.start import begin
 from mlx_isolate_shared.wire import Loading, ModelFacts, Prepare, Progress, Start
 from tests.fakes.scripted_service import FACTS, summary
 
@@ -29,6 +30,7 @@ TOKEN_S = 0.005
 
 def hold_the_lock() -> None:
     """Stay in native code that never lets go of the interpreter lock."""
+    print("holding", file=sys.stderr, flush=True)
     re.match(r"(a+)+$", "a" * 100 + "b")
 
 
@@ -125,4 +127,4 @@ def prepare_model(prepare: Prepare) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:], load_runtime, prepare_model)
+    run(begin(sys.argv[1:]), load_runtime, prepare_model)

@@ -106,14 +106,14 @@ def reach(engine: EngineProcess, phase: str) -> None:
         engine.wait_report(Loading)
     elif phase == "loading in native code":
         engine.start("holds")
-        wait_for(lambda: psutil.Process(engine.child.pid).cpu_percent(0.1) > 30, 10)
+        wait_for(lambda: "holding" in engine.log, 20)
     else:
         engine.start()
         engine.wait_ready()
         words = {"prefill": "prefill", "decode": "endless", "decode in native code": "hold"}
         begin_chat(engine, words[phase])
         if phase == "decode in native code":
-            wait_for(lambda: psutil.Process(engine.child.pid).cpu_percent(0.1) > 30, 10)
+            wait_for(lambda: "holding" in engine.log, 20)
         else:
             engine.wait_progress(active=1)
 
