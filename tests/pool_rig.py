@@ -22,7 +22,7 @@ from mlx_isolate_supervisor.orphans import process_start
 from mlx_isolate_supervisor.pool import Pool
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
-from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, Transition
+from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
 from tests.raw_http import RawClient, RawResponse, ask
 from tests.waiting import wait_until
 
@@ -87,6 +87,15 @@ class PoolRig:
         lease = await self.pool.find(model).admit("r")
         return await with_lease(lease, {"fake": fake})
 
+    async def standby(self, prepared: bool = True, deadline_s: float = 10.0) -> StandbyStatus:
+        """Wait for one spare engine (done with its preparation) and return it."""
+
+        def found() -> list[StandbyStatus]:
+            return [spare for spare in self.pool.standbys() if spare.is_prepared or not prepared]
+
+        spares = await wait_until(found, deadline_s, "there is a standby")
+        return spares[0]
+
     def sockets(self) -> list[str]:
         return sorted(path.name for path in self.run_directory.path.glob("*.sock"))
 
@@ -128,12 +137,14 @@ async def pool_rig(
     places: int = 4,
     preload: bool = False,
     aliases: tuple[str, ...] = (),
+    standby: int | None = 0,
 ) -> AsyncGenerator[PoolRig]:
     """A running pool; on leaving it is stopped, and nothing of it may be left.
 
     Args:
         models: start faults by model id; one model `m` without faults if absent.
         settings: limits; the defaults with QUICK_RESTART if absent.
+        standby: spare engines; none unless a test is about them, since most count processes.
     """
     home = Path(tempfile.mkdtemp(prefix="mi", dir="/tmp"))
     run_directory = RunDirectory.acquire(home / "run")
@@ -150,6 +161,7 @@ async def pool_rig(
         settings=settings or SlotSettings(restart=QUICK_RESTART),
         run_directory=run_directory,
         on_event=lambda event: rigs[0].events.append(event),
+        standby=standby,
     )
     rig = PoolRig(pool, run_directory, home / "models")
     rigs.append(rig)
@@ -159,8 +171,9 @@ async def pool_rig(
     try:
         yield rig
     finally:
+        spares = {spare.pid for spare in pool.standbys()}
         await pool.stop(2.0)
-        pids = {step.pid for step in rig.transitions if step.pid is not None}
+        pids = {step.pid for step in rig.transitions if step.pid is not None} | spares
         left = [pid for pid in pids if process_start(pid) is not None]
         leftovers = rig.sockets() + rig.records()
         run_directory.release()

@@ -69,6 +69,8 @@ class RunningDaemon:
         port: 0 = a free one.
         run_dir: None = a short new one, removed at the end.
         variables: further environment.
+        standby: spare engines; None = the daemon's own default. 0 unless a test asks for them:
+            most count processes, and a spare imports for seconds beside what a test measures.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class RunningDaemon:
         port: int = 0,
         run_dir: Path | None = None,
         variables: Mapping[str, str] | None = None,
+        standby: int | None = 0,
     ) -> None:
         self._own_run_dir = run_dir is None
         self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="mi"))
@@ -89,6 +92,8 @@ class RunningDaemon:
             (home / f"{name}{self._number}").open("wb") for name in ("stdout", "stderr")
         ]
         flags = ["--port", str(port), "--run-dir", str(self.run_dir)]
+        if standby is not None:
+            flags += ["--standby", str(standby)]
         self.process = subprocess.Popen(
             [*program, "serve", *arguments, *flags],
             cwd=ROOT,

@@ -26,7 +26,7 @@ from mlx_isolate_engine.server import EngineServer
 from mlx_isolate_engine.spec import read_specs
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_shared.wire import Prepare, Progress, Ready, Start
+from mlx_isolate_shared.wire import Loading, Prepare, Progress, Ready, Start
 
 log = logging.getLogger("engine")
 
@@ -55,7 +55,7 @@ def _run_to_status(
     spec_fd: int, reporter: Reporter, load_runtime: LoadRuntime, prepare: PrepareModel
 ) -> int:
     try:
-        start = _wait_for_start(spec_fd, prepare)
+        start = _wait_for_start(spec_fd, reporter, prepare)
         if start is None:
             return 0
         _log_to_stderr(start.log_level)
@@ -78,11 +78,12 @@ def _run_to_status(
         return EXIT_FAILED
 
 
-def _wait_for_start(spec_fd: int, prepare: PrepareModel) -> Start | None:
+def _wait_for_start(spec_fd: int, reporter: Reporter, prepare: PrepareModel) -> Start | None:
     for spec in read_specs(spec_fd):
         match spec:
             case Prepare():
                 prepare(spec)
+                reporter.loading(Loading(stage="prepared"))
             case Start():
                 return spec
     return None

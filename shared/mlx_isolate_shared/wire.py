@@ -50,7 +50,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     """A load that moves: any such line counts as progress against the start timeout.
 
     Attributes:
-        stage: `import`, `download`, `convert`, `weights`, `tokenizer`, `warmup`.
+        stage: `import`, `download`, `convert`, `weights`, `tokenizer`, `warmup`; `prepared` once
+            for each `Prepare` that a standby has done.
         fraction: 0..1 within the stage, None where it is not known.
         detail: a short text for a person, e.g. `1.2 of 4.3 GB`.
     """

@@ -72,6 +72,7 @@ async def _serve(launch: Launch, folder: RunDirectory, logs: Logs) -> int:
         settings=slot_settings(settings),
         run_directory=folder,
         on_event=daemon.on_event,
+        standby=settings.standby,
     )
     return await daemon.serve(launch.sockets)
 

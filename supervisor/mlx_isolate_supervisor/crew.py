@@ -12,8 +12,8 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.process import OUTPUT_LINES_MAX, EngineProcess, ProcessListener
 from mlx_isolate_supervisor.retirees import Retirees
-from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.spawner import Spawner
 from mlx_isolate_supervisor.status import Replacement
 
 
@@ -31,15 +31,13 @@ class Crew:
 
     def __init__(
         self,
-        command: EngineCommand,
+        spawner: Spawner,
         settings: SlotSettings,
-        run_directory: RunDirectory,
         *,
         now: Callable[[], float],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._command = command
-        self._run_directory = run_directory
+        self._spawner = spawner
         self._now = now
         self.engine: Incarnation | None = None
         self.successor: Incarnation | None = None
@@ -69,35 +67,30 @@ class Crew:
                 return engine
         return self.retirees.find(process)
 
-    def spawn(self, spec: ModelSpec, listener: ProcessListener) -> None:
-        """Start an engine, where there is none.
+    def spawn(self, spec: ModelSpec, listener: ProcessListener, *, use_standby: bool) -> None:
+        """Start an engine, where there is none; `use_standby`: out of a standby if one fits.
 
         Raises:
             OSError: it cannot be started.
         """
         assert self.engine is None, self.engine
         self.lost = None
-        self.engine = self._new(spec, listener)
+        self.engine = self._new(spec, listener, use_standby=use_standby)
 
     def spawn_successor(self, spec: ModelSpec, listener: ProcessListener) -> None:
         """Start a successor, instead of one that is loading."""
         self.end_successor()
         self.lost = None
         try:
-            self.successor = self._new(spec, listener)
+            self.successor = self._new(spec, listener, use_standby=True)
         except OSError as error:
             why = f"it could not be spawned: {error.strerror}"
             self.lost = Replacement(incarnation=self.spawned, pid=None, error=why)
 
-    def _new(self, spec: ModelSpec, listener: ProcessListener) -> Incarnation:
+    def _new(self, spec: ModelSpec, listener: ProcessListener, *, use_standby: bool) -> Incarnation:
         self.spawned += 1
-        process = EngineProcess.spawn(
-            self._command,
-            spec,
-            self.spawned,
-            run_directory=self._run_directory,
-            listener=listener,
-            output=self.output,
+        process = self._spawner.spawn(
+            spec, self.spawned, listener=listener, output=self.output, use_standby=use_standby
         )
         return Incarnation(process, self._now())
 

@@ -114,6 +114,7 @@ class Daemon:
             memory_bytes=memory_bytes,
             memory_kind=kind,
             run_dir=self._run_dir,
+            standbys=self.pool.standbys(),
         )
         return Status(supervisor=own, models=self.pool.snapshot())
 

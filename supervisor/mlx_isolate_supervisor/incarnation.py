@@ -41,6 +41,7 @@ class Incarnation:
         self.loading: wire.Loading | None = None
         self.facts: wire.ModelFacts | None = None
         self.load_s: float | None = None
+        self.bare_load_s: float | None = None
         self.progress: wire.Progress | None = None
         self.memory: tuple[int, MemoryKind] | None = None
         self.planned = False
@@ -67,6 +68,7 @@ class Incarnation:
         """It listens; from now on the watchdog expects progress."""
         self.facts = ready.facts
         self.load_s = now - self.spawned_at
+        self.bare_load_s = ready.load_s
         self.pulse = watchdog.begin_service(now)
         self.loading = None
 

@@ -15,6 +15,7 @@ import msgspec
 
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.clock import Clock
+from mlx_isolate_shared.config import EXIT_CANNOT_WORK
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor import causes
 from mlx_isolate_supervisor.config import ModelSpec
@@ -29,6 +30,8 @@ from mlx_isolate_supervisor.process import EngineProcess, Exit
 from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.spawner import Spawner
+from mlx_isolate_supervisor.standby import Standbys
 from mlx_isolate_supervisor.status import Failure, LastExit, LoadStep, SlotEvent, Transition
 from mlx_isolate_supervisor.timers import Timers
 
@@ -37,6 +40,10 @@ from mlx_isolate_supervisor.timers import Timers
 REPORT_END_GRACE_S = 1.0
 # Files of a model that cannot work are looked at no more often than this, however many ask.
 FILES_LOOK_S = 0.2
+
+# After more deaths in a row than this a model's engines are spawned afresh: a crash loop must not
+# eat the spare that another model may need.
+STANDBY_STREAK_MAX = 1
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -48,6 +55,7 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
         on_event: told about every transition and load step; must not block or raise.
         jitter: a random number in -1..1 for the restart delay.
         available_bytes: memory that is free for another engine; None if unknown.
+        standbys: spare processes that an engine may be made of.
     """
 
     command: EngineCommand
@@ -57,6 +65,7 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
     on_event: Callable[[SlotEvent], None] | None = None
     jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
     available_bytes: Callable[[], int | None] = available_bytes
+    standbys: Standbys | None = None
 
 
 class Machine:
@@ -92,9 +101,8 @@ class Machine:
         self.since = context.clock.wall()
         self.wanted = False
         self.stop_by: float | None = None
-        self.crew = Crew(
-            context.command, context.settings, context.run_directory, now=self._now, post=post
-        )
+        spawner = Spawner(context.command, context.run_directory, context.standbys)
+        self.crew = Crew(spawner, context.settings, now=self._now, post=post)
         self.last_exit: LastExit | None = None
         self.restarts: Counter[str] = Counter()
         self._drain_s = self._settings.drain_timeout_s
@@ -426,12 +434,17 @@ class Machine:
         self._failure = None
         self._files = model_fingerprint(self.spec)
         try:
-            self.crew.spawn(self.spec, self)
+            self.crew.spawn(self.spec, self, use_standby=self._deserves_standby())
         except OSError as error:
             reason = f"it could not be spawned: {error.strerror}"
             self._post(partial(self._spawn_failed, self.crew.spawned, reason))
             return
         self.timers.set("watch", self._settings.watchdog_interval_s)
+
+    def _deserves_standby(self) -> bool:
+        """Not in a crash loop, nor after exit 78: it would only use them up."""
+        could_work = self.last_exit is None or self.last_exit.code != EXIT_CANNOT_WORK
+        return could_work and self._budget.streak <= STANDBY_STREAK_MAX
 
     def _promote(self) -> None:
         engine = self.crew.promote(self._drain_s)

@@ -1,4 +1,4 @@
-"""Pipes between the supervisor and a child, on the event loop: lines in, one message out.
+"""Pipes between the supervisor and a child, on the event loop: lines in, messages out.
 
 Owns the descriptors it is given. Nothing a child writes can grow memory or block the loop: each
 turn reads a bounded amount, and a line has a longest length.
@@ -146,11 +146,15 @@ class PipeWriter:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
         self._rest = memoryview(b"")
+        self._is_last = False
         self._is_closed = False
 
-    def send(self, data: bytes) -> None:
-        """Queue `data`; the pipe is closed once it is written."""
-        self._rest = memoryview(data)
+    def send(self, data: bytes, *, last: bool) -> None:
+        """Queue `data`; with `last` the pipe is closed once it is written."""
+        if self._is_closed:
+            return
+        self._rest = memoryview(bytes(self._rest) + data)
+        self._is_last = last
         self._loop.add_writer(self._fd, self._write)
         self._write()
 
@@ -161,8 +165,10 @@ class PipeWriter:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            pass
-        self.close()
+            self._is_last = True
+        self._loop.remove_writer(self._fd)
+        if self._is_last:
+            self.close()
 
     def close(self) -> None:
         """Close the pipe, written or not."""

@@ -12,7 +12,9 @@ from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slot import Slot
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
-from mlx_isolate_supervisor.status import ModelStatus, SlotEvent
+from mlx_isolate_supervisor.standby import Standbys, Surroundings
+from mlx_isolate_supervisor.standby_plan import Demand
+from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
 
 EventListener = Callable[[SlotEvent], None]
 # Of a shutdown's time, what is kept for reaping the killed.
@@ -31,6 +33,7 @@ class Pool:
         models: at least one; ids and aliases unique over all of them.
         run_directory: acquired by the caller, who also releases it after `stop`.
         on_event: called on the loop for every transition and load step; must not block or raise.
+        standby: spare engine processes; None = one where memory allows.
 
     Raises:
         ConfigError: two models with one name, or no model.
@@ -45,13 +48,26 @@ class Pool:
         run_directory: RunDirectory,
         clock: Clock | None = None,
         on_event: EventListener | None = None,
+        standby: int | None = 0,
     ) -> None:
+        self._on_event = on_event
+        self._standbys = Standbys(
+            command,
+            settings.restart,
+            run_directory,
+            Surroundings(
+                demands=self._demands,
+                is_loading=lambda: any(slot.is_loading for slot in self._slots),
+            ),
+            standby,
+        )
         self._context = SlotContext(
             command=command,
             settings=settings,
             run_directory=run_directory,
             clock=clock or SystemClock(),
-            on_event=on_event,
+            on_event=self._tell,
+            standbys=self._standbys,
         )
         self._slots = tuple(Slot(spec, self._context) for spec in models)
         self._by_name = _by_name(_names_of(self._slots))
@@ -89,6 +105,16 @@ class Pool:
             slot.start()
             if slot.spec.preload:
                 slot.want_up()
+        self._standbys.start()
+
+    def _demands(self) -> list[Demand]:
+        return [demand for slot in self._slots if (demand := slot.demand) is not None]
+
+    def _tell(self, event: SlotEvent) -> None:
+        if isinstance(event, Transition):
+            self._standbys.note_change()
+        if self._on_event is not None:
+            self._on_event(event)
 
     async def ensure_ready(self, model: str, timeout_s: float) -> ModelStatus:
         """Load `model` if need be and wait until it is READY.
@@ -169,7 +195,9 @@ class Pool:
         try:
             async with asyncio.timeout(shutdown_timeout_s + REAP_LIMIT_S):
                 await asyncio.gather(
-                    self._end_leaving(limit), *(slot.stop(limit) for slot in self._slots)
+                    self._standbys.stop(),
+                    self._end_leaving(limit),
+                    *(slot.stop(limit) for slot in self._slots),
                 )
         except TimeoutError:
             left = [slot.model_id for slot in self._slots if slot.status().pid is not None]
@@ -183,6 +211,10 @@ class Pool:
     def snapshot(self) -> tuple[ModelStatus, ...]:
         """The state of every model, in configured order, from memory."""
         return tuple(slot.status() for slot in self._slots)
+
+    def standbys(self) -> tuple[StandbyStatus, ...]:
+        """The spare engine processes, from memory but for their size."""
+        return self._standbys.status()
 
     def output(self, model: str) -> tuple[str, ...]:
         """The last lines (at most 2,000) that `model`'s engine wrote to stdout and stderr."""

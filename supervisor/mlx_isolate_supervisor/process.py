@@ -44,6 +44,13 @@ _EXIT_POLL_IDLE_S = 0.5
 _SECRET_VARIABLES = ("MLX_ISOLATE_API_KEY",)
 
 
+class EngineName(msgspec.Struct, frozen=True):
+    """What an engine is called in `ps`, the log and its record."""
+
+    id: str
+    incarnation: int
+
+
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended: by an exit code or by a signal's name."""
 
@@ -112,8 +119,9 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
-def _environment(command: EngineCommand, spec: ModelSpec) -> dict[str, str]:
-    environment = {**os.environ, **command.env, **spec.env}
+def environment_of(command: EngineCommand, spec: ModelSpec | None) -> dict[str, str]:
+    """The whole environment of an engine of `spec`, or (None) of one without a model yet."""
+    environment = {**os.environ, **command.env, **(spec.env if spec is not None else {})}
     for name in _SECRET_VARIABLES:
         environment.pop(name, None)
     # Stacks of a crash or of the watchdog's SIGABRT belong in the log, output not in a buffer.
@@ -122,9 +130,9 @@ def _environment(command: EngineCommand, spec: ModelSpec) -> dict[str, str]:
 
 
 def _popen(
-    command: EngineCommand, spec: ModelSpec, incarnation: int, pipes: _Pipes
+    command: EngineCommand, environment: dict[str, str], name: EngineName, pipes: _Pipes
 ) -> subprocess.Popen[bytes]:
-    argv = [*command.argv, "--id", spec.id, "--incarnation", str(incarnation)]
+    argv = [*command.argv, "--id", name.id, "--incarnation", str(name.incarnation)]
     argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
     argv += ["--lifeline-fd", str(pipes.lifeline[0])]
     return subprocess.Popen(
@@ -132,7 +140,7 @@ def _popen(
         stdin=subprocess.DEVNULL,
         stdout=pipes.output[1],
         stderr=pipes.output[1],
-        env=_environment(command, spec),
+        env=environment,
         pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
         start_new_session=True,
     )
@@ -164,7 +172,7 @@ def _humble(pid: int, nice: int) -> None:
 
 
 class EngineProcess:
-    """A spawned engine. Make one with `EngineProcess.spawn`.
+    """A spawned engine. Make one with `spawn`, or with `launch` and give it a model by `begin`.
 
     Attributes:
         output: the ring that its lines of stdout and stderr go to, shared with its predecessors.
@@ -176,17 +184,17 @@ class EngineProcess:
         self,
         popen: subprocess.Popen[bytes],
         pipes: _Pipes,
-        start: wire.Start,
+        name: EngineName,
         run_directory: RunDirectory,
         listener: ProcessListener,
         output: deque[str],
     ) -> None:
-        """Adopt a child; use `spawn`."""
+        """Adopt a child; use `spawn` or `launch`."""
         self._popen = popen
         self.pid = popen.pid
-        self.model_id = start.model_id
-        self.incarnation = start.incarnation
-        self.socket_path = start.socket_path
+        self.model_id = name.id
+        self.incarnation = name.incarnation
+        self.socket_path = str(run_directory.new_socket_path())
         self.output = output
         self._output_lines = 0
         self.failure: wire.Failed | None = None
@@ -213,6 +221,35 @@ class EngineProcess:
         )
 
     @classmethod
+    def launch(
+        cls,
+        command: EngineCommand,
+        environment: dict[str, str],
+        name: EngineName,
+        *,
+        run_directory: RunDirectory,
+        listener: ProcessListener,
+        output: deque[str],
+    ) -> "EngineProcess":
+        """Start a child in its own session; it waits for its configuration.
+
+        Raises:
+            OSError: it cannot be started (no such program, no memory, no descriptors).
+        """
+        pipes = _open_pipes()
+        try:
+            popen = _popen(command, environment, name, pipes)
+        except BaseException:
+            _close(*pipes.ours)
+            raise
+        finally:
+            _close(*pipes.theirs)
+        process = cls(popen, pipes, name, run_directory, listener, output)
+        _humble(popen.pid, command.nice)
+        process._record()
+        return process
+
+    @classmethod
     def spawn(
         cls,
         command: EngineCommand,
@@ -226,30 +263,52 @@ class EngineProcess:
         """Start a child in its own session and send it its whole configuration.
 
         Raises:
-            OSError: it cannot be started (no such program, no memory, no descriptors).
+            OSError: as `launch`.
         """
+        process = cls.launch(
+            command,
+            environment_of(command, spec),
+            EngineName(spec.id, incarnation),
+            run_directory=run_directory,
+            listener=listener,
+            output=output,
+        )
+        process._configure(command, spec)
+        return process
+
+    def prepare(self, prepare: wire.Prepare) -> None:
+        """Let a launched child do ahead what it can."""
+        self._spec.send(wire.encode_line(prepare), last=False)
+
+    def begin(
+        self,
+        command: EngineCommand,
+        spec: ModelSpec,
+        incarnation: int,
+        *,
+        listener: ProcessListener,
+        output: deque[str],
+    ) -> None:
+        """Make a launched child an engine of `spec`, with another listener and ring."""
+        self.model_id, self.incarnation = spec.id, incarnation
+        self._listener, self.output, self._output_lines = listener, output, 0
+        self._record()
+        self._configure(command, spec)
+        # Someone may have stopped it while nobody looked.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGCONT)
+
+    def _configure(self, command: EngineCommand, spec: ModelSpec) -> None:
         start = wire.Start(
             model_id=spec.id,
             model=spec.model,
-            incarnation=incarnation,
-            socket_path=str(run_directory.new_socket_path()),
+            incarnation=self.incarnation,
+            socket_path=self.socket_path,
             cache_home=command.cache_home,
             log_level=command.log_level,
             settings=spec.engine,
         )
-        pipes = _open_pipes()
-        try:
-            popen = _popen(command, spec, incarnation, pipes)
-        except BaseException:
-            _close(*pipes.ours)
-            raise
-        finally:
-            _close(*pipes.theirs)
-        process = cls(popen, pipes, start, run_directory, listener, output)
-        _humble(popen.pid, command.nice)
-        process._record()
-        process._spec.send(wire.encode_line(start))
-        return process
+        self._spec.send(wire.encode_line(start), last=True)
 
     def _record(self) -> None:
         started = process_start(self.pid)
@@ -338,6 +397,12 @@ class EngineProcess:
     def has_exited(self) -> bool:
         """Whether the process is reaped."""
         return self._exited.done()
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs, asked of the system just now."""
+        if not self._exited.done() and self._popen.poll() is not None:
+            self.expect_exit()
+        return not self._exited.done()
 
     async def wait_exit(self) -> Exit:
         """Wait until the process is reaped. Cancelling the wait does no harm."""

@@ -17,7 +17,11 @@ from mlx_isolate_supervisor.lease import Lease, Outcome
 from mlx_isolate_supervisor.lifecycle import State
 from mlx_isolate_supervisor.logs import log_failure
 from mlx_isolate_supervisor.machine import Machine, SlotContext
+from mlx_isolate_supervisor.standby_plan import Demand
 from mlx_isolate_supervisor.status import ModelStatus
+
+# A respawn due within this time is as good as begun: a spare made now would compete with it.
+SOON_S = 5.0
 
 # Not yet (False), now (True), or never (the reason).
 Condition = Callable[[], bool | CapacityError]
@@ -169,6 +173,7 @@ class Slot:
             active=(len(engine.leases) if engine else 0) + machine.crew.retirees.places_held,
             queued=len(self._line),
             load_s=engine.load_s if engine else None,
+            bare_load_s=engine.bare_load_s if engine else None,
             memory_bytes=engine.memory[0] if engine and engine.memory else None,
             memory_kind=engine.memory[1] if engine and engine.memory else None,
             facts=engine.facts if engine else None,
@@ -178,6 +183,32 @@ class Slot:
             next_try_s=machine.next_try_s if machine.state is State.BACKOFF else None,
             replacement=machine.crew.replacement,
         )
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether an engine of it loads or is about to, a download not counted."""
+        machine = self._machine
+        if machine.state is State.BACKOFF and (machine.next_try_s or 0.0) < SOON_S:
+            return True
+        loading = [machine.crew.successor]
+        if machine.state is State.STARTING:
+            loading.append(machine.crew.engine)
+        return any(
+            engine is not None
+            and engine.facts is None
+            and (engine.loading is None or engine.loading.stage != "download")
+            for engine in loading
+        )
+
+    @property
+    def demand(self) -> Demand | None:
+        """How much it is used, if it is to be up and can."""
+        machine = self._machine
+        if not machine.wanted or machine.state is State.FAILED:
+            return None
+        engine = machine.crew.engine
+        busy = (len(engine.leases) if engine else 0) + len(self._line)
+        return Demand(machine.spec, busy)
 
     # -- The task ---------------------------------------------------------------------------------
 

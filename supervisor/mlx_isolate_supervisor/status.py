@@ -74,7 +74,9 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         restarts: respawns after an end that nobody asked for, since the supervisor's start.
         active: requests that hold a place in the engine, or still run in the one before it.
         queued: requests that wait in the supervisor.
-        load_s: how long the running incarnation took to load.
+        load_s: how long the running incarnation took from its spawn to ready.
+        bare_load_s: what of that the engine itself spent on its load (with its imports, where it
+            was no standby).
         memory_bytes: the engine process's memory; `memory_kind` says which measure.
         loading: the last word of a load, while STARTING.
         progress: the running engine's last counters.
@@ -104,10 +106,28 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None
     next_try_s: float | None
     replacement: Replacement | None = None
+    bare_load_s: float | None = None
+
+
+class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One spare engine process that waits for a model.
+
+    Attributes:
+        is_prepared: whether it has done ahead what it was told to.
+        model: the model whose tokenizer it loads ahead; None = imports alone.
+        since: when it was started, seconds since the epoch.
+    """
+
+    pid: int
+    is_prepared: bool
+    model: str | None
+    memory_bytes: int | None
+    memory_kind: MemoryKind | None
+    since: float
 
 
 class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor process itself."""
+    """The supervisor process itself, and its spare engines."""
 
     pid: int
     version: str
@@ -115,6 +135,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_kind: MemoryKind
     run_dir: str
+    standbys: tuple[StandbyStatus, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

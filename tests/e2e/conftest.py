@@ -21,7 +21,8 @@ def daemon(
     for name in MODELS:
         arguments += ["--served-model-name", name]
     home = tmp_path_factory.mktemp("daemon")
-    with RunningDaemon(home, *arguments, program=REAL) as running:
+    # With the standby that users get by default.
+    with RunningDaemon(home, *arguments, program=REAL, standby=None) as running:
         for index in range(len(MODELS)):
             running.wait_state("ready", index, READY_DEADLINE_S)
         yield running

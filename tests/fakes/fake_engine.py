@@ -18,11 +18,13 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mlx_isolate_shared import wire
 from tests.fakes import fake_http
-from tests.fakes.fake_faults import StartFaults, start_faults
+from tests.fakes.fake_faults import StartFaults, standby_faults, start_faults
 
 PROGRESS_S = 0.1
 FACTS = wire.ModelFacts(
@@ -64,15 +66,35 @@ class Report:
         os.close(self._fd)
 
 
-def read_start(fd: int) -> wire.Start:
+class Standby:
+    """What was done ahead of the start."""
+
+    def __init__(self, report: Report, lifeline_fd: int) -> None:
+        self._report = report
+        self._lifeline_fd = lifeline_fd
+        self.prepared: list[str] = []
+
+    def prepare(self, prepare: wire.Prepare) -> None:
+        """Pretend to import and to load a tokenizer, with whatever is to go wrong meanwhile."""
+        if not self.prepared:
+            watch_lifeline(self._lifeline_fd)
+        faults = standby_faults()
+        time.sleep(faults.prepare_s)
+        if faults.die is not None and (prepare.model or not faults.only_for_models):
+            die(faults.die)
+        self.prepared.append(prepare.model or "imports")
+        self._report.send(wire.Loading(stage="prepared"))
+
+
+def read_start(fd: int, standby: Standby) -> wire.Start:
     """Wait for `start` on the spec pipe; its end before that means that we are not needed."""
     with os.fdopen(fd, "rb") as spec:
         for line in spec:
             match wire.decode_spec(line):
                 case wire.Start() as start:
                     return start
-                case wire.Prepare():
-                    continue
+                case wire.Prepare() as prepare:
+                    standby.prepare(prepare)
     sys.exit(0)
 
 
@@ -142,7 +164,7 @@ async def report_progress(report: Report, counters: fake_http.Counters) -> None:
         await asyncio.sleep(PROGRESS_S)
 
 
-async def serve(start: wire.Start, report: Report, faults: StartFaults, began: float) -> None:
+async def serve(start: wire.Start, report: Report, faults: StartFaults, ready: wire.Ready) -> None:
     """Listen, report ready, and go on until a signal."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -155,12 +177,6 @@ async def serve(start: wire.Start, report: Report, faults: StartFaults, began: f
             fake_http.Service(start, counters, die).connected, start.socket_path
         )
         os.chmod(start.socket_path, 0o600)
-    ready = wire.Ready(
-        pid=os.getpid(),
-        socket_path=start.socket_path,
-        load_s=time.monotonic() - began,
-        facts=FACTS,
-    )
     report.send(ready)
     if "double_ready" in faults.lies:
         report.send(ready)
@@ -186,18 +202,26 @@ def main() -> None:
     faulthandler.enable()
     # A way for a test to have the engine itself exit, at any moment.
     signal.signal(signal.SIGUSR2, lambda _number, _frame: os._exit(1))
+    report = Report(given.report_fd)
+    standby = Standby(report, given.lifeline_fd)
+    start = read_start(given.spec_fd, standby)
     began = time.monotonic()
-    start = read_start(given.spec_fd)
     faults = start_faults(start.model, start.incarnation)
     if faults.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not faults.ignore_lifeline:
+    if not faults.ignore_lifeline and not standby.prepared:
         watch_lifeline(given.lifeline_fd)
     if faults.fork_helper:
         subprocess.Popen(["sleep", "600"])
-    report = Report(given.report_fd)
     load(report, faults)
-    asyncio.run(serve(start, report, faults, began))
+    ready = wire.Ready(
+        pid=os.getpid(),
+        socket_path=start.socket_path,
+        load_s=time.monotonic() - began,
+        # What was prepared ahead is told where a test can read it.
+        facts=msgspec.structs.replace(FACTS, warnings=tuple(standby.prepared)),
+    )
+    asyncio.run(serve(start, report, faults, ready))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,20 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fork_helper: bool = False
 
 
+class StandbyFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults of a standby while it prepares.
+
+    Attributes:
+        die: how to end at the end of it: `exit:3`, `SIGKILL`, ...
+        only_for_models: die only when it is told to prepare for a model.
+        prepare_s: time that it takes.
+    """
+
+    die: str | None = None
+    only_for_models: bool = False
+    prepare_s: float = 0.0
+
+
 class RequestFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Faults and shape of one answer.
 
@@ -94,6 +108,11 @@ class RequestFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     echo: bool = False
     content_length: bool = True
     raw_headers: tuple[tuple[str, str], ...] = ()
+
+
+def standby_faults() -> StandbyFaults:
+    """The faults of a standby, from the environment variable FAKE_STANDBY (JSON)."""
+    return msgspec.json.decode(os.environ.get("FAKE_STANDBY", "{}"), type=StandbyFaults)
 
 
 def start_faults(model: str, incarnation: int) -> StartFaults:

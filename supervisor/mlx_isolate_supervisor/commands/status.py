@@ -10,7 +10,7 @@ from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_
 from mlx_isolate_supervisor.commands.tables import paint_states, use_colours
 from mlx_isolate_supervisor.display import describe_facts
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
-from mlx_isolate_supervisor.status import LastExit, ModelStatus, Status
+from mlx_isolate_supervisor.status import LastExit, ModelStatus, StandbyStatus, Status
 
 # Lines of a dead engine's output that are shown; all of them are in --json.
 TAIL_LINES = 5
@@ -41,9 +41,19 @@ def status_lines(status: Status, url: str, now: float) -> list[str]:
     memory = f"{show_bytes(own.memory_bytes)} ({own.memory_kind})"
     up = show_seconds(own.uptime_s)
     lines = [f"supervisor  {url}  pid {own.pid}, version {own.version}, up {up}, {memory}"]
+    lines += [f"  {_standby_line(standby)}" for standby in own.standbys]
     for model in status.models:
         lines += ["", *_model_lines(model, now)]
     return lines
+
+
+def _standby_line(standby: StandbyStatus) -> str:
+    done = "ready" if standby.is_prepared else "preparing"
+    model = "" if standby.model is None else f", knows the tokenizer of {standby.model}"
+    memory = ""
+    if standby.memory_bytes is not None:
+        memory = f", {show_bytes(standby.memory_bytes)} ({standby.memory_kind})"
+    return f"standby: pid {standby.pid}, {done}{model}{memory}"
 
 
 def _model_lines(model: ModelStatus, now: float) -> list[str]:
