@@ -20,6 +20,7 @@ from mlx_isolate_engine.arguments import Arguments
 from mlx_isolate_engine.footprint import Footprint
 from mlx_isolate_engine.identity import Identity
 from mlx_isolate_engine.model.errors import ModelError
+from mlx_isolate_engine.process_name import name_in_ps
 from mlx_isolate_engine.report import Reporter
 from mlx_isolate_engine.runtime import LoadRuntime, PrepareModel, Runtime
 from mlx_isolate_engine.server import EngineServer
@@ -79,12 +80,16 @@ def _run_to_status(
 
 
 def _wait_for_start(spec_fd: int, reporter: Reporter, prepare: PrepareModel) -> Start | None:
+    was_standby = False
     for spec in read_specs(spec_fd):
         match spec:
             case Prepare():
                 prepare(spec)
                 reporter.loading(Loading(stage="prepared"))
+                was_standby = True
             case Start():
+                if was_standby:
+                    name_in_ps(spec.model_id, spec.incarnation)
                 return spec
     return None
 
