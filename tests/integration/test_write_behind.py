@@ -10,6 +10,7 @@ import pytest
 
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
+from mlx_isolate_engine.cache.write_behind import FlushEvidence
 from tests.fakes.fake_cold_tier import TENSORS, FakeColdTier
 from tests.fakes.toy_caches import KINDS, TOKENS, feed
 from tests.waiting import wait_for
@@ -35,6 +36,7 @@ def build(tier: FakeColdTier) -> Iterator[Build]:
     yield make
     tier.error = None
     for cache in made:
+        cache.set_idle(True)
         cache.close(5)
 
 
@@ -146,8 +148,21 @@ def test_without_write_behind_only_what_leaves_ram_is_written(
 def test_closing_writes_what_is_only_in_ram(build: Build, tier: FakeColdTier) -> None:
     cache = build(write_behind=False)
     put(cache)
+    cache.set_idle(False)  # a generation that does not end
+    assert cache.close(1).durable
+    assert len(tier.entries) == 1
+
+
+def test_closing_waits_for_a_completion_that_is_just_being_kept(
+    build: Build, tier: FakeColdTier
+) -> None:
+    cache = build()
     cache.set_idle(False)
-    assert cache.close(10).durable
+    closing = threading.Thread(target=lambda: cache.close(20))
+    closing.start()
+    put(cache)
+    cache.set_idle(True)
+    closing.join(20)
     assert len(tier.entries) == 1
 
 
@@ -175,9 +190,26 @@ def test_nothing_is_demoted_while_anybody_generates(build: Build, tier: FakeCold
     cache = build(write_behind=False, demote_idle_s=0.01)
     cache.set_idle(False)
     put(cache)
-    assert cache.flush(0.2).durable
+    assert not cache.flush(0.2).durable
     assert cache.figures().ram_entries == 1
     assert tier.attempts == 0
+
+
+def test_a_flush_waits_for_a_completion_that_is_just_being_kept(
+    build: Build, tier: FakeColdTier
+) -> None:
+    """Its client has its answer already, and may ask for the flush before the entry is there."""
+    cache = build()
+    cache.set_idle(False)
+    done: list[FlushEvidence] = []
+    flushing = threading.Thread(target=lambda: done.append(cache.flush(20)))
+    flushing.start()
+    put(cache)
+    assert not done
+    cache.set_idle(True)
+    flushing.join(20)
+    assert done[0].durable
+    assert done[0].entries == 1
 
 
 def test_what_cannot_be_written_stays_in_ram_through_idleness(

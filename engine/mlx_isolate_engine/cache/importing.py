@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, load_prompt_cache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_isolate_engine.cache import kinds, snapshot
@@ -14,12 +14,15 @@ from mlx_isolate_engine.cache.build import identify
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.cache.token_index import token_key
+from mlx_isolate_engine.generation.quantization import begins_at, namespace_at
 from mlx_isolate_engine.model.tokenizer import load_tokenizer
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 
 # The namespace of requests without an adapter of their own.
 DEFAULT_NAMESPACE = "default"
+# Prompt tokens of one prefill step of mlx-lm's tool.
+TOOL_STEP = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,11 @@ def import_file(request: ImportRequest) -> Path:
         bytes_max=request.bytes_max,
     )
     store.open()
-    return store.store(_entry(cache, tokens[:length]), lambda: None)
+    namespace = DEFAULT_NAMESPACE
+    if any(isinstance(part, QuantizedKVCache) for part in cache):
+        begin = begins_at(len(tokens), start=request.quantized_kv_start, step=TOOL_STEP)
+        namespace = namespace_at(namespace, begin)
+    return store.store(_entry(cache, tokens[:length], namespace), lambda: None)
 
 
 def _load(file: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -121,10 +128,10 @@ def _tokens(prompt: str, folder: Path, settings: EngineSettings) -> list[int]:
     return rendered
 
 
-def _entry(cache: Sequence[Any], tokens: Sequence[int]) -> Entry:
+def _entry(cache: Sequence[Any], tokens: Sequence[int], namespace: str) -> Entry:
     kept = snapshot.keep(cache, len(tokens))
     return Entry(
-        namespace=DEFAULT_NAMESPACE,
+        namespace=namespace,
         key=token_key(tokens),
         cache=kept,
         bytes=snapshot.bytes_of(kept),

@@ -124,17 +124,32 @@ class PromptCache:
                 return found
 
     def take_stepwise(
-        self, tokens: Sequence[int], namespace: str
+        self,
+        tokens: Sequence[int],
+        namespace: str,
+        *,
+        length_min: int = 0,
+        length_max: int | None = None,
     ) -> Generator[None, None, tuple[list[Any] | None, int]]:
-        """As `take`, yielding after every tensor read from disk, for other rows to go on."""
+        """As `take`, yielding after every tensor read from disk, for other rows to go on.
+
+        Args:
+            length_min: a shorter prefix is of no use.
+            length_max: a longer one is neither; always below the prompt's length.
+        """
         key = token_key(tokens)
-        length_max = max(0, len(tokens) - 1)
+        longest = max(0, len(tokens) - 1)
+        longest = longest if length_max is None else min(longest, length_max)
         with self._lock:
-            match = self._ram.find(namespace, key, length_max=length_max)
+            match = self._ram.find(namespace, key, length_max=longest)
+        if match is not None and match.length < length_min:
+            match = None
         reason = "longest"
         in_ram = match.length if match else 0
-        if self._cold is not None and in_ram < length_max:
-            restored, reason = yield from self._restore(namespace, key, in_ram)
+        if self._cold is not None and in_ram < longest:
+            restored, reason = yield from self._restore(
+                namespace, key, in_ram, (length_min, longest)
+            )
             if restored is not None:
                 return restored
         if match is None:
@@ -166,16 +181,22 @@ class PromptCache:
         return None, 0
 
     def _restore(
-        self, namespace: str, key: bytes, in_ram: int
+        self, namespace: str, key: bytes, in_ram: int, between: tuple[int, int]
     ) -> Generator[None, None, tuple[tuple[list[Any], int] | None, str]]:
-        """A longer prefix from the cold tier, if there is one and it is the cheaper way."""
+        """A longer prefix from the cold tier, if there is one and it is the cheaper way.
+
+        Args:
+            in_ram: what RAM gives.
+            between: at least and at most so many tokens.
+        """
         assert self._cold is not None
+        shortest, longest = between
         reason = "longest"
         if self._cold.choice.mode == "never":
             return None, reason
         for _ in range(RESTORE_TRIES_MAX):
-            found = self._cold.tier.find(namespace, key, length_max=len(key) // 4 - 1)
-            if found is None or found.length <= in_ram:
+            found = self._cold.tier.find(namespace, key, length_max=longest)
+            if found is None or found.length < shortest or found.length <= in_ram:
                 break
             choice = self._cold.choice.choose(tokens_gained=found.length - in_ram, size=found.bytes)
             if not choice.restore:
@@ -358,10 +379,14 @@ class PromptCache:
     def close(self, timeout_s: float) -> FlushEvidence:
         """Write what RAM holds and is not durable, as far as the time allows, and end.
 
-        Call it once generation has ended.
+        Call it once nothing more is admitted: what is just being kept is waited for, up to half
+        of the time.
         """
         if self._writer is None:
             return FlushEvidence(durable=False)
+        began = time.monotonic()
+        self._writer.wait_idle(timeout_s / 2)
+        timeout_s -= time.monotonic() - began
         with self._lock:
             entries = self._ram.entries()
         for entry in entries:

@@ -65,6 +65,7 @@ class WriteBehind:
         self._changed = threading.Condition()
         self._idle = True
         self._idle_since = time.monotonic()
+        self._pauses = 0
         self._demoted = False
         self._closing = False
         self._cut = False
@@ -86,6 +87,7 @@ class WriteBehind:
             self._demoted = False
             self._idle_since = time.monotonic()
             if idle:
+                self._pauses += 1
                 self._changed.notify_all()
 
     def snapshot(self, entry: Entry, replaces: Sequence[Entry] = ()) -> None:
@@ -126,20 +128,32 @@ class WriteBehind:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._schedule.begin_flush(time.monotonic())
             failed_before = self._schedule.failed_writes
             dropped_before = self._schedule.dropped_spills
+            self._schedule.begin_flush(time.monotonic())
             self._changed.notify_all()
-            while not self._schedule.is_flushed:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(timeout=left):
-                    break
+            # A completion that has been answered may still be on its way into the cache: it has
+            # arrived once the generation thread has been idle.
+            pauses = self._pauses
+            has_paused = self._wait_until(lambda: self._idle or self._pauses > pauses, deadline)
+            self._schedule.begin_flush(time.monotonic())
+            self._changed.notify_all()
+            self._wait_until(lambda: self._schedule.is_flushed, deadline)
             durable = (
-                self._schedule.is_flushed
+                has_paused
+                and self._schedule.is_flushed
                 and self._schedule.failed_writes == failed_before
                 and self._schedule.dropped_spills == dropped_before
             )
             return self._evidence(durable)
+
+    def _wait_until(self, is_so: Callable[[], bool], deadline: float) -> bool:
+        """Wait, with the lock held, for a condition; False at the deadline."""
+        while not is_so():
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._changed.wait(timeout=left):
+                return is_so()
+        return True
 
     def evidence(self) -> FlushEvidence:
         """The same figures now; durable = nothing is dirty."""
@@ -160,6 +174,11 @@ class WriteBehind:
             bytes=stats.bytes,
             longest_durable_prefix=stats.longest_prefix,
         )
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait for the generation thread to be done with what it is at."""
+        with self._changed:
+            return self._wait_until(lambda: self._idle, time.monotonic() + timeout_s)
 
     def close(self, timeout_s: float) -> FlushEvidence:
         """Flush, then end the thread; a write that is not done in time is cut and its file removed.

@@ -62,6 +62,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     cache_n: prompt tokens taken from the prompt cache; prompt_n: those run through the model.
     draft_n: tokens that a draft model proposed; draft_n_accepted: those that were taken.
+    cache_tier: which tier they came from; cache_reason: of the choice between restoring them and
+    running them (`restore_cheaper`, `prefill_cheaper`, ...) or of the miss.
     """
 
     cache_n: int
@@ -74,6 +76,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = "continuous"
     draft_n: int = 0
     draft_n_accepted: int = 0
+    cache_tier: Literal["ram", "ssd", "none"] = "none"
+    cache_reason: str = ""
 
 
 class CompletionSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,17 +32,41 @@ class LoadedModel(Protocol):
         ...
 
 
+class Taken(Protocol):
+    """Where the prefix of a prompt came from, and why."""
+
+    @property
+    def tier(self) -> Literal["ram", "ssd", "none"]:
+        """Which tier had it."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Of the choice between restoring and running, or of the miss."""
+        ...
+
+
 class PromptCache(Protocol):
     """Prefixes of prompts with their KV state; every call happens on the generation thread."""
 
     def take_stepwise(
-        self, tokens: Sequence[int], namespace: str
+        self,
+        tokens: Sequence[int],
+        namespace: str,
+        *,
+        length_min: int = 0,
+        length_max: int | None = None,
     ) -> Generator[None, None, tuple[list[Any] | None, int]]:
         """The longest usable prefix of `tokens` as a cache of the caller's own, and its length.
 
         Yields while it reads from disk, for others to go on. At least one token is always left to
-        run, so the length is below len(tokens).
+        run, so the length is below len(tokens). A prefix shorter than length_min is of no use.
         """
+        ...
+
+    @property
+    def last_take(self) -> Taken:
+        """About the take that ended last."""
         ...
 
     def put(

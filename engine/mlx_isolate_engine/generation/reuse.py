@@ -3,9 +3,13 @@
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from mlx_lm.models.cache import QuantizedKVCache
+
 from mlx_isolate_engine.generation.plan import Checkpoint, PromptPlan
 from mlx_isolate_engine.generation.ports import EntryKind, PromptCache
+from mlx_isolate_engine.generation.quantization import begins_at, namespace_at
 from mlx_isolate_engine.generation.row import Row
+from mlx_isolate_shared.config import EngineSettings
 
 Found = tuple[list[Any] | None, int]
 
@@ -16,10 +20,14 @@ class PrefixReuse:
     Args:
         cache: None = every prompt runs in full and nothing is kept.
         empty: a cache of the model with nothing in it, to tell its kind.
+        settings: KV quantization and step size.
     """
 
-    def __init__(self, cache: PromptCache | None, empty: Sequence[Any]) -> None:
+    def __init__(
+        self, cache: PromptCache | None, empty: Sequence[Any], settings: EngineSettings
+    ) -> None:
         self._cache = cache
+        self._settings = settings
         self.wants_checkpoints = cache is not None and cache.wants_checkpoint(empty)
 
     @property
@@ -31,7 +39,30 @@ class PrefixReuse:
         """The row's cached prefix and its length; yields while it comes from disk."""
         if self._cache is None:
             return None, 0
-        return (yield from self._cache.take_stepwise(row.plan.prompt.tokens, row.plan.namespace))
+        found = yield from self._find(self._cache, row)
+        row.taken = self._cache.last_take
+        return found
+
+    def _find(self, cache: PromptCache, row: Row) -> Generator[None, None, Found]:
+        tokens, namespace = row.plan.prompt.tokens, row.plan.namespace
+        if self._settings.kv_bits is None:
+            return (yield from cache.take_stepwise(tokens, namespace))
+        begin = self._quantized_at(row)
+        found = yield from cache.take_stepwise(
+            tokens, namespace_at(namespace, begin), length_min=begin
+        )
+        if found[0] is not None:
+            return found
+        # State in full precision is the same for every prompt, as long as it would still be so.
+        length_max = max(0, self._settings.quantized_kv_start - 1)
+        return (yield from cache.take_stepwise(tokens, namespace, length_max=length_max))
+
+    def _quantized_at(self, row: Row) -> int:
+        return begins_at(
+            len(row.plan.prompt.tokens),
+            start=self._settings.quantized_kv_start,
+            step=self._settings.prefill_step_size,
+        )
 
     def checkpoints(self, prompt: PromptPlan, reused: int) -> list[Checkpoint]:
         """Where a prefill pauses: asked-for places, and always before the last token."""
@@ -46,7 +77,10 @@ class PrefixReuse:
     def keep(self, row: Row, tokens: Sequence[int], cache: Sequence[Any], kind: EntryKind) -> None:
         """Leave a row's cache, which holds `tokens`, to later prompts."""
         if self._cache is not None and tokens:
-            self._cache.put(tokens, cache, row.plan.namespace, kind)
+            namespace = row.plan.namespace
+            if any(isinstance(part, QuantizedKVCache) for part in cache):
+                namespace = namespace_at(namespace, self._quantized_at(row))
+            self._cache.put(tokens, cache, namespace, kind)
 
     def keep_checkpoint(
         self, row: Row, tokens: Sequence[int], cache: Sequence[Any], kind: EntryKind

@@ -15,6 +15,7 @@ from mlx_isolate_engine.generation.assembly import TextAssembly
 from mlx_isolate_engine.generation.constrained import ConstraintProcessor
 from mlx_isolate_engine.generation.logprobs import LogprobSampler
 from mlx_isolate_engine.generation.plan import Checkpoint
+from mlx_isolate_engine.generation.ports import Taken
 from mlx_isolate_engine.generation.sampling import (
     GuardedProcessor,
     GuardedSampler,
@@ -68,6 +69,7 @@ class Row:
         self.submitted_at = clock.monotonic()
         self.uid = -1
         self.reused = 0
+        self.taken: Taken | None = None
         self.prefilled = 0
         self.generated = 0
         self.drafted = 0
@@ -169,5 +171,7 @@ class Row:
                 placement=placement,
                 draft_n=self.drafted,
                 draft_n_accepted=self.accepted,
+                cache_tier=self.taken.tier if self.taken else "none",
+                cache_reason=self.taken.reason if self.taken else "off",
             ),
         )

@@ -19,6 +19,7 @@ from mlx_lm.generate import (
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.completion.events import FinishReason
+from mlx_isolate_engine.generation import quantization
 from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.lane import RESUME_SHARE, LaneParts
 from mlx_isolate_engine.generation.pacing import PrefillPace
@@ -150,7 +151,7 @@ class SerialLane:
         prompt = row.plan.prompt
         for checkpoint in self._reuse.checkpoints(prompt, len(tokens)):
             while len(tokens) < checkpoint.end:
-                size = min(self._piece(), checkpoint.end - len(tokens))
+                size = min(self._piece(len(tokens)), checkpoint.end - len(tokens))
                 piece = prompt.tokens[len(tokens) : len(tokens) + size]
                 self._run_piece(cache, piece, with_draft=row.plan.draft_tokens > 0)
                 tokens += piece
@@ -158,10 +159,10 @@ class SerialLane:
                 yield
             self._reuse.keep_checkpoint(row, tokens, cache, checkpoint.kind)
 
-    def _piece(self) -> int:
+    def _piece(self, done: int) -> int:
         # Where quantization begins depends on the pieces, so there they are always the same.
         if self._settings.kv_bits is not None:
-            return self._settings.prefill_step_size
+            return quantization.piece(done, step=self._settings.prefill_step_size)
         return self._pace.row_share(1)
 
     def _run_piece(self, cache: list[Any], piece: list[int], *, with_draft: bool) -> None:

@@ -252,7 +252,7 @@ class GenerationThread:
         self._family = ModelFamily(tokenizer, warm_up(model, self._settings))
         if self._make_prompt_cache is not None:
             self._cache = self._make_prompt_cache(self._loaded)
-        self._reuse = PrefixReuse(self._cache, empty)
+        self._reuse = PrefixReuse(self._cache, empty, self._settings)
         parts = LaneParts(
             model=model,
             draft=draft,
