@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_isolate_engine.cache.build import identify
-from mlx_isolate_engine.cache.importing import DEFAULT_NAMESPACE
+from mlx_isolate_engine.cache.namespace import namespace_of
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.cache.token_index import token_key
 from mlx_isolate_engine.cache.tool import EXIT_DAMAGED, EXIT_OK, EXIT_USAGE, main
@@ -110,6 +110,7 @@ def test_listing_needs_no_model_library(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+NAMESPACE = namespace_of(EngineSettings(), draft=False)
 PROMPT = "Tell me what a cache holds."
 
 
@@ -139,7 +140,7 @@ def test_a_file_of_mlx_lms_tool_serves_its_prompt(
     (row,) = report["entries"]
     identity = identify(EngineSettings(), full_model)
     assert row["fingerprint"] == identity.value
-    assert row["namespace"] == DEFAULT_NAMESPACE
+    assert row["namespace"] == NAMESPACE
     store = SsdStore(
         tmp_path / "cache",
         StoreIdentity(
@@ -157,7 +158,7 @@ def test_a_file_of_mlx_lms_tool_serves_its_prompt(
         message, add_generation_prompt=False, continue_final_message=True
     )
     prompt = [*tokens, 65, 66]
-    found = store.find(DEFAULT_NAMESPACE, token_key(prompt), length_max=len(prompt) - 1)
+    found = store.find(NAMESPACE, token_key(prompt), length_max=len(prompt) - 1)
     assert found is not None and found.length == len(tokens)
     steps = store.restore(found, room_for=len(prompt))
     while True:

@@ -11,6 +11,7 @@ from mlx_lm.utils import load_model
 
 from mlx_isolate_engine.cache import kinds, snapshot
 from mlx_isolate_engine.cache.build import identify
+from mlx_isolate_engine.cache.namespace import namespace_of
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.cache.token_index import token_key
@@ -19,8 +20,6 @@ from mlx_isolate_engine.model.tokenizer import load_tokenizer
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 
-# The namespace of requests without an adapter of their own.
-DEFAULT_NAMESPACE = "default"
 # Prompt tokens of one prefill step of mlx-lm's tool.
 TOOL_STEP = 2048
 
@@ -85,7 +84,7 @@ def import_file(request: ImportRequest) -> Path:
         bytes_max=request.bytes_max,
     )
     store.open()
-    namespace = DEFAULT_NAMESPACE
+    namespace = namespace_of(settings, draft=False)
     if any(isinstance(part, QuantizedKVCache) for part in cache):
         begin = begins_at(len(tokens), start=request.quantized_kv_start, step=TOOL_STEP)
         namespace = namespace_at(namespace, begin)

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
+from mlx_isolate_engine.cache.namespace import namespace_of
 from mlx_isolate_engine.completion.constraints import ConstraintCompiler
 from mlx_isolate_engine.completion.executor import AdmittedCompletion
 from mlx_isolate_engine.completion.prompt import (
@@ -75,8 +76,6 @@ class ModelCompletionService:
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
         self._places = 0
         self._is_closed = False
-        scheme = f"{settings.kv_bits}/{settings.kv_group_size}/{settings.quantized_kv_start}"
-        self._namespace = "full" if settings.kv_bits is None else f"kv {scheme}"
 
     @property
     def places_taken(self) -> int:
@@ -142,7 +141,7 @@ class ModelCompletionService:
             text=self._text_plan(request, prompt),
             constraint=constraint,
             draft_tokens=draft_tokens,
-            namespace=f"{self._namespace} draft" if draft_tokens else self._namespace,
+            namespace=namespace_of(self._settings, draft=bool(draft_tokens)),
             placement=self._thread.placement,
         )
 
