@@ -146,3 +146,16 @@ def test_every_flag_has_a_field_and_a_variable_of_its_own() -> None:
 def test_the_ram_tier_is_shared_out_to_the_engines(flags: dict[str, str], part: int) -> None:
     models = settle(flags, models=(("a", "/a"), ("b", "/b"))).settings.models
     assert [model.engine.prompt_cache_bytes for model in models] == [part, part]
+
+
+def test_filters_of_a_model_reach_its_engine() -> None:
+    spec = ModelSpec(id="a", model="/m/a", strip_params=("seed",), set_params={"top_k": 5})
+    file = FileLayer(path="f.yaml", values={}, models=(spec,), engine={}, groups=())
+    (model,) = settle(file=file, models=()).settings.models
+    assert (model.engine.strip_params, model.engine.set_params) == (("seed",), {"top_k": 5})
+
+
+def test_a_setting_without_effect_is_told() -> None:
+    assert settle().warnings == ()
+    (told,) = settle({"--ttl": "5m"}).warnings
+    assert "--ttl" in told

@@ -13,6 +13,7 @@ from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec, ServeSettings
 from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, FLAGS, Flag
 from mlx_isolate_supervisor.settings.models import check_unique
+from mlx_isolate_supervisor.settings.pending import pending_sentences
 from mlx_isolate_supervisor.settings.quantities import Share
 
 # Of the machine's memory, what engines may use together; and of that, their prompt caches.
@@ -110,7 +111,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         engine=engine,
         origins=origins,
         api_key_file=None if api_key_file is None else str(api_key_file),
-        warnings=_unknown_variables(layers.environment),
+        warnings=_unknown_variables(layers.environment) + pending_sentences(settings),
     )
 
 
@@ -211,6 +212,7 @@ def _file_models(
         merged = msgspec.structs.asdict(engine) | _shares(
             own, machine, str(own.get("ssd_cache_dir") or engine.ssd_cache_dir or "")
         )
+        merged |= {"strip_params": spec.strip_params, "set_params": spec.set_params}
         settings = msgspec.convert(merged, EngineSettings)
         check_engine(settings)
         models.append(msgspec.structs.replace(spec, engine=settings))

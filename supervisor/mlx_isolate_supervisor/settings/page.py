@@ -40,6 +40,10 @@ Sizes are written `32GB`, `512MiB` or `20%` (of the memory; for `--ssd-cache-max
 times `90`, `90s` or `5m`. Switches are turned off by `--no-…`. In the environment a switch is \
 `true` or `false`, and several values are separated by commas. `HF_HOME`, `HF_TOKEN` and \
 `HF_HUB_OFFLINE` are honoured.
+
+In this version `--models-max`, `--ttl`, the rules of `groups` and `sendLoadingState` are understood \
+and checked, and have no effect yet; a start that sets one says so. `--memory-budget-gb` sizes the \
+prompt caches and refuses nothing yet.
 """
 
 _ENGINE = """## Of each engine
