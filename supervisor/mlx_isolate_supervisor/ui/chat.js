@@ -221,7 +221,9 @@ export class Chat {
     const { messages } = this.store.current;
     const next = messages[messages.indexOf(message) + 1];
     if (next) this.cut(next);
-    Object.assign(message, { state: "streaming", error: null, finish: null });
+    // Chat templates drop white space at an end; the model writes it again.
+    const content = message.content.trimEnd();
+    Object.assign(message, { content, state: "streaming", error: null, finish: null });
     this.run(message, true);
   }
 
