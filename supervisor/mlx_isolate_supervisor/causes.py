@@ -47,13 +47,13 @@ def died(exit: Exit | None, *, planned: bool) -> EngineError:
         what = "the engine broke the connection"
     else:
         what = f"the engine {describe_exit(exit)}"
-    message = f"{what} while it had this request; a new try may succeed."
+    message = f"{what} while it worked on this request; a new try may succeed."
     return EngineError(message, status=502, code="engine_died")
 
 
 def hung(why: str) -> EngineError:
     """504 for a request whose engine the watchdog ended; `why` as in `watchdog.look`."""
-    message = f"the engine was ended while it had this request, because {why}."
+    message = f"the engine was ended while it worked on this request, because {why}."
     return EngineError(message, status=504, code="engine_hung")
 
 

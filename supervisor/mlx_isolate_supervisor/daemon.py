@@ -50,10 +50,15 @@ CLOSING_S = 2.0
 # After a second signal connections get this long to take their last bytes.
 CUT_CLOSING_S = 0.3
 # Lifecycle events that the person at the terminal should see.
-TROUBLE = frozenset(
-    {"start_failed", "start_timeout", "hung", "stop_timeout", "lost", "circuit_opened",
-     "cannot_work"}
-)  # fmt: skip
+TROUBLE = {
+    "start_failed": "did not start: {}; another try follows",
+    "start_timeout": "did not start: {}",
+    "hung": "is ended: {}",
+    "stop_timeout": "is ended: {}",
+    "lost": "lost its engine: {}; a new one follows",
+    "circuit_opened": "failed too often, the next try comes after a pause: {}",
+    "cannot_work": "cannot be served until that is repaired: {}",
+}
 
 
 class Daemon:
@@ -139,7 +144,7 @@ class Daemon:
         if moved.after != "starting":
             self._display.loaded(moved.model)
         if moved.event in TROUBLE:
-            self._display.line(f"{moved.model}: {moved.event}: {moved.reason}")
+            self._display.line(f"{moved.model} {TROUBLE[moved.event].format(moved.reason)}")
         if moved.after == "ready" and moved.before != "ready":
             model = next(m for m in self.pool.snapshot() if m.id == moved.model)
             self._display.line(describe_ready(model.id, model.load_s, model.facts))
@@ -221,7 +226,7 @@ class Daemon:
         name = signal.Signals(number).name
         if len(self._signals) == 1:
             log_event("daemon.stopping", signal=name)
-            self._display.line("stopping; once more to cut what is running")
+            self._display.line("stopping; running requests may finish, a second Ctrl-C cuts them")
             self._stop.set()
         else:
             log_event("daemon.cut", logging.WARNING, signal=name)

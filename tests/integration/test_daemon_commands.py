@@ -86,7 +86,7 @@ def test_without_a_daemon_a_command_says_how_to_start_one(tmp_path: Path) -> Non
     assert outcome.returncode == FAILED
     assert outcome.stderr == (
         "mlx-isolate: no daemon answers at http://127.0.0.1:1 (Connection refused); "
-        "start one with: mlx-isolate serve\n"
+        "start one with 'mlx-isolate serve', or name another with --url.\n"
     )
 
 

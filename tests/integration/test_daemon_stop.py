@@ -103,7 +103,7 @@ def test_a_second_signal_cuts(tmp_path: Path) -> None:
         read_until(stream, b"data:")
         engines = daemon.engines()
         daemon.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: "once more to cut" in daemon.stdout, 5, "the first was heard")
+        wait_for(lambda: "a second Ctrl-C cuts" in daemon.stdout, 5, "the first was heard")
         began = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.wait_end(5) == CUT_BASE + signal.SIGTERM

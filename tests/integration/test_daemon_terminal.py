@@ -92,7 +92,7 @@ def test_a_bar_moves_while_a_model_loads_and_is_gone_afterwards(terminal: Termin
 def test_control_c_drains_and_says_how_to_cut(terminal: Terminal) -> None:
     terminal.wait_text("m: ready")
     terminal.type(b"\x03")
-    terminal.wait_text("once more to cut what is running")
+    terminal.wait_text("a second Ctrl-C cuts them")
     assert terminal.wait_end() == OK
 
 
@@ -102,7 +102,7 @@ def test_a_second_control_c_cuts(tmp_path: Path) -> None:
     try:
         terminal.wait_text("m: ready")
         terminal.type(b"\x03")
-        terminal.wait_text("once more to cut")
+        terminal.wait_text("a second Ctrl-C cuts")
         terminal.type(b"\x03")
         assert terminal.wait_end() == CUT_BASE + 2
     finally:
@@ -113,7 +113,7 @@ def test_an_engines_death_is_told_above_everything_else(tmp_path: Path) -> None:
     model = fake_model(tmp_path / "m", die="SIGKILL", die_after_ready_s=0.2, until_incarnation=1)
     terminal = Terminal(tmp_path / "home", str(model))
     try:
-        terminal.wait_text("m: lost: .*SIGKILL")
+        terminal.wait_text("m lost its engine: .*SIGKILL")
         terminal.wait_text(r"m: ready(?s:.*)m: ready")
     finally:
         terminal.close()

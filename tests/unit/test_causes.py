@@ -47,7 +47,7 @@ def test_a_return_code_becomes_a_code_or_a_signal() -> None:
 
 def test_the_error_of_a_death_says_what_happened() -> None:
     killed = causes.died(Exit(code=None, signal="SIGKILL"), planned=False)
-    assert "the engine was killed by SIGKILL while it had this request" in killed.message
+    assert "the engine was killed by SIGKILL while it worked on this request" in killed.message
     assert (killed.status, killed.headers()) == (502, {"Retry-After": "1"})
     hung = causes.hung("it reported nothing for 10 s")
     assert (hung.status, hung.code) == (504, "engine_hung")

@@ -53,7 +53,7 @@ def test_status_prints_what_a_person_asks_for() -> None:
         "  engine 2: pid 4711, 1.2 GB (pss)",
         "  gemma3_text, 268M parameters, float32, context 32768, cpu with OpenBLAS, loaded in 2.3s",
         "  requests: 1 running, 0 waiting",
-        "  restarts: 1 (1 killed)",
+        "  restarts: 1 (killed: 1)",
         "  last exit: engine 1, SIGKILL, 10s ago: killed by SIGKILL",
         "    | one",
         "    | two",

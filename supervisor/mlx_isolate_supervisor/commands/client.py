@@ -132,7 +132,8 @@ class Daemon:
             connection.close()
             reason = getattr(error, "strerror", None) or "no proper answer"
             raise CommandError(
-                f"no daemon answers at {self.url} ({reason}); start one with: mlx-isolate serve"
+                f"no daemon answers at {self.url} ({reason}); start one with 'mlx-isolate serve', "
+                "or name another with --url."
             ) from error
 
 

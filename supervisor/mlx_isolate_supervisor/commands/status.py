@@ -86,7 +86,7 @@ def _trouble_lines(model: ModelStatus, now: float) -> list[str]:
     if model.next_try_s is not None:
         lines.append(f"  next try in {show_seconds(model.next_try_s)}")
     if model.restarts:
-        causes = ", ".join(f"{n} {cause}" for cause, n in model.restarts_by_cause.items())
+        causes = ", ".join(f"{cause}: {n}" for cause, n in model.restarts_by_cause.items())
         lines.append(f"  restarts: {model.restarts} ({causes})" if causes else
                      f"  restarts: {model.restarts}")  # fmt: skip
     if model.last_exit is not None:
