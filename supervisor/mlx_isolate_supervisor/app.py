@@ -24,6 +24,9 @@ from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
 
+# At its end the daemon waits so long for its last lines to be taken.
+LAST_WORDS_S = 0.5
+
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a daemon is started with.
@@ -55,9 +58,12 @@ def run_daemon(launch: Launch) -> int:
         logs = start_logging(settings.log_level, folder=settings.log_dir, name=name)
         for sentence in launch.resolved.warnings:
             log_event("settings.doubted", logging.WARNING, reason=sentence)
-        clear_leftovers(folder)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(launch, folder, logs))
+        try:
+            clear_leftovers(folder)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_serve(launch, folder, logs))
+        finally:
+            logs.outlet.finish(LAST_WORDS_S)
     finally:
         folder.release()
 
@@ -101,6 +107,7 @@ def slot_settings(settings: ServeSettings) -> SlotSettings:
         stop_window_s=settings.stop_timeout_s,
         watchdog_timeout_s=settings.watchdog_timeout_s,
         report_silence_s=settings.report_silence_s,
+        stall_timeout_s=settings.stall_timeout_s,
         memory_policy=settings.memory_policy,
     )
 

@@ -141,3 +141,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes_max: int = 32 * 1024
     # CPU niceness added to engines, so that status pages answer when every core is busy.
     engine_nice: int = 5
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """The longest time in which any of the engines waits for a client that does not read."""
+        default = EngineSettings().stall_timeout_s
+        return max((model.engine.stall_timeout_s for model in self.models), default=default)

@@ -47,6 +47,8 @@ from mlx_isolate_supervisor.version import installed_version
 
 # Part of the shutdown timeout kept for closing connections once the engines are gone.
 CLOSING_S = 2.0
+# An engine ends a request whose client does not read by itself; the relay waits this much longer.
+CLIENT_STALL_GRACE_S = 30.0
 # After a second signal connections get this long to take their last bytes.
 CUT_CLOSING_S = 0.3
 # Lifecycle events that the person at the terminal should see.
@@ -154,7 +156,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        limits = self._limits()
+        limits = relay_limits(self._settings)
         runner = web.AppRunner(
             self._application(limits),
             handle_signals=False,
@@ -178,13 +180,6 @@ class Daemon:
         if len(self._signals) > 1:
             return exit_codes.CUT_BASE + self._signals[1]
         return exit_codes.OK
-
-    def _limits(self) -> RelayLimits:
-        return RelayLimits(
-            body_bytes_max=self._settings.body_bytes_max,
-            bodies_bytes_max=self._settings.max_queued_bytes,
-            header_bytes_max=self._settings.header_bytes_max,
-        )
 
     def _application(self, limits: RelayLimits) -> web.Application:
         settings = self._settings
@@ -246,3 +241,13 @@ class Daemon:
             await asyncio.wait({closing}, timeout=CUT_CLOSING_S)
         cut.cancel()
         log_event("daemon.stopped", uptime_s=time.monotonic() - self._began)
+
+
+def relay_limits(settings: ServeSettings) -> RelayLimits:
+    """The limits of the relay, from the daemon's settings."""
+    return RelayLimits(
+        client_stall_s=settings.stall_timeout_s + CLIENT_STALL_GRACE_S,
+        body_bytes_max=settings.body_bytes_max,
+        bodies_bytes_max=settings.max_queued_bytes,
+        header_bytes_max=settings.header_bytes_max,
+    )

@@ -136,8 +136,8 @@ def make_display(logs: Logs) -> Display:
     On a terminal the console shows warnings only, unless everything was asked for: the display
     tells the rest in a person's words, and the log has it all.
     """
-    terminal = sys.stderr if sys.stderr.isatty() else None
-    display = Display(sys.stdout, terminal)
+    terminal = logs.outlet.stream(sys.stderr) if sys.stderr.isatty() else None
+    display = Display(logs.outlet.stream(sys.stdout), terminal)
     if terminal is not None:
         logs.console.before_line = display.hide_bar
         logs.show_on_terminal()

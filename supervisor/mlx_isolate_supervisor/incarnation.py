@@ -19,6 +19,8 @@ from mlx_isolate_supervisor.status import LastExit, MemoryKind
 DEATH_WAIT_S = 0.75
 # Lines of output that are kept with the record of an exit.
 TAIL_LINES = 40
+# A socket may be gone for so long because its engine is ending by itself.
+SOCKET_GONE_S = 1.2
 
 
 class Incarnation:
@@ -47,6 +49,7 @@ class Incarnation:
         self.planned = False
         self.fault: tuple[str, str] | None = None
         self.completed = False
+        self._socket_gone_at: float | None = None
 
     def __repr__(self) -> str:
         """Number, pid and how many places are held."""
@@ -92,10 +95,19 @@ class Incarnation:
 
     def look(self, now: float, settings: SlotSettings) -> str | None:
         """Why it is hung, or None."""
+        if self._is_unreachable(now):
+            return f"its socket {self.socket_path} was removed"
         self.pulse, verdict = watchdog.look(
             self.pulse, now, held=len(self.leases), settings=settings
         )
         return verdict
+
+    def _is_unreachable(self, now: float) -> bool:
+        if self.process.has_exited or self.has_socket():
+            self._socket_gone_at = None
+            return False
+        self._socket_gone_at = now if self._socket_gone_at is None else self._socket_gone_at
+        return now - self._socket_gone_at >= SOCKET_GONE_S
 
     async def death(self) -> EngineError:
         """What to tell a request whose connection to this engine broke."""

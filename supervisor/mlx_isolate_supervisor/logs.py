@@ -19,6 +19,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import safe_name
+from mlx_isolate_supervisor.outlet import Outlet
 
 # Lines kept in memory, of everything and of each model; without a bound a chatty engine fills the
 # memory of the process that must not die.
@@ -181,8 +182,8 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
     `before_line` is called ahead of each line, so that a progress bar can make room.
     """
 
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self.before_line: Callable[[], None] | None = None
         self.setFormatter(EventFormatter(with_date=False))
 
@@ -206,6 +207,7 @@ class Logs(msgspec.Struct, frozen=True):
     book: LogBook
     console: ConsoleHandler
     file: Path | None
+    outlet: Outlet
 
     def show_on_terminal(self) -> None:
         """Leave only warnings on the console, unless debugging."""
@@ -233,7 +235,9 @@ def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
     """
     _log.setLevel(level)
     _log.propagate = False
-    logs = Logs(LogBook(), ConsoleHandler(), _log_file(folder, name))
+    outlet = Outlet()
+    console = ConsoleHandler(outlet.stream(sys.stderr))
+    logs = Logs(LogBook(), console, _log_file(folder, name), outlet)
     handlers: list[logging.Handler] = [logs.book, logs.console]
     if logs.file is not None:
         handlers.append(_file_handler(logs.file))

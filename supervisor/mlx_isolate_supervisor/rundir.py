@@ -4,6 +4,7 @@ Owns what lies in the directory. Knows nothing of models' states; orphaned engin
 `orphans`.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -38,23 +39,15 @@ class RunDirectory:
                 is not private.
         """
         check_socket_path(path / ("x" * _SOCKET_NAME_MAX))
-        make_private_directory(path)
-        lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(lock_fd, 32).decode(errors="replace").strip() or "unknown"
-            os.close(lock_fd)
-            raise ConfigError(
-                f"another supervisor (pid {holder}) uses the run directory {path}; "
-                "stop it or choose another port or run directory."
-            ) from error
-        os.ftruncate(lock_fd, 0)
-        os.write(lock_fd, f"{os.getpid()}\n".encode())
-        return cls(path, lock_fd)
+        return cls(path, _make_and_lock(path))
 
     def new_socket_path(self) -> Path:
-        """A path that no engine of this or an earlier supervisor has used."""
+        """A path that no engine of this or an earlier supervisor has used.
+
+        Raises:
+            OSError: the directory was removed, and cannot be made anew.
+        """
+        self._restore()
         self._sockets += 1
         path = self.path / f"{self._token}-{self._sockets}{SOCKET_SUFFIX}"
         check_socket_path(path)
@@ -67,6 +60,37 @@ class RunDirectory:
             stray.unlink(missing_ok=True)
         return len(strays)
 
+    def _restore(self) -> None:
+        """Make the directory and its lock anew if they are gone: cleaners sweep such places."""
+        try:
+            if os.path.samestat((self.path / LOCK_NAME).lstat(), os.fstat(self._lock_fd)):
+                return
+        except OSError:
+            pass
+        try:
+            lock_fd = _make_and_lock(self.path)
+        except ConfigError as error:
+            raise OSError(errno.ENOENT, str(error)) from error
+        os.close(self._lock_fd)
+        self._lock_fd = lock_fd
+
     def release(self) -> None:
         """Give the lock back. The directory and the lock file stay: removing them would race."""
         os.close(self._lock_fd)
+
+
+def _make_and_lock(path: Path) -> int:
+    make_private_directory(path)
+    lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(lock_fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(lock_fd)
+        raise ConfigError(
+            f"another supervisor (pid {holder}) uses the run directory {path}; "
+            "stop it or choose another port or run directory."
+        ) from error
+    os.ftruncate(lock_fd, 0)
+    os.write(lock_fd, f"{os.getpid()}\n".encode())
+    return lock_fd

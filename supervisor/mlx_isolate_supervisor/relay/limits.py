@@ -42,7 +42,7 @@ class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):
         keep_alive_s: longest wait for the next whole request head on a client's connection;
             without it idle or trickling clients use up the descriptors.
         client_stall_s: longest time in which a client reads nothing of an answer. An engine
-            cancels such a request by itself (`stall_timeout_s`), so this lies above its 60 s and
+            cancels such a request by itself (`stall_timeout_s`), so this lies above that and
             only ends what a stalled client would hold in the supervisor.
     """
 
