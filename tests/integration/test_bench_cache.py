@@ -1,6 +1,7 @@
 """The cache benchmark at its small size: it runs, and measures the tier that it says."""
 
 from bench.bench_cache import SMALL, run
+from bench.bench_cache_overhead import run as run_overhead
 
 
 def test_the_small_size_runs_every_leg() -> None:
@@ -9,3 +10,10 @@ def test_the_small_size_runs_every_leg() -> None:
     assert results["flush_evidence"]["durable"] is True
     for leg in ("cold_s", "ram_hit_s", "ssd_hit_s", "restart_s", "mlx_lm_load_s", "plain_read_s"):
         assert results[leg] > 0
+
+
+def test_the_overhead_bench_runs_both_engines() -> None:
+    results = run_overhead(SMALL, pairs=2, tokens=20)
+    assert results["on_over_off_median"] > 0
+    assert results["flush"]["durable"] is True
+    assert results["flush"]["entries"] >= 2
