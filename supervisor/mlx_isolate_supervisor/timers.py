@@ -5,6 +5,7 @@ may have been cancelled or set anew, so the handler asks `take` whether it still
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -22,13 +23,24 @@ class Timers:
         self._count = 0
 
     def set(self, name: str, delay_s: float) -> None:
-        """Fire `name` once after `delay_s`, instead of an earlier setting."""
+        """Fire `name` once, not before `delay_s` has passed, instead of an earlier setting."""
         self.cancel(name)
         self._count += 1
-        loop = asyncio.get_running_loop()
         delay_s = max(0.0, delay_s)
-        handle = loop.call_later(delay_s, self._on_fire, name, self._count)
-        self._tickets[name] = (self._count, handle, loop.time() + delay_s)
+        self._arm(name, self._count, time.monotonic() + delay_s, delay_s)
+
+    def _arm(self, name: str, ticket: int, due: float, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(delay_s, self._fire, name, ticket, due)
+        self._tickets[name] = (ticket, handle, due)
+
+    def _fire(self, name: str, ticket: int, due: float) -> None:
+        # The loop counts from the start of its turn and in milliseconds, so it can be early.
+        left_s = due - time.monotonic()
+        if left_s > 0:
+            self._arm(name, ticket, due, left_s)
+        else:
+            self._on_fire(name, ticket)
 
     def cancel(self, name: str) -> None:
         """Forget `name`, whether it is set, fired or neither."""
@@ -53,4 +65,4 @@ class Timers:
         found = self._tickets.get(name)
         if found is None:
             return None
-        return max(0.0, found[2] - asyncio.get_running_loop().time())
+        return max(0.0, found[2] - time.monotonic())
