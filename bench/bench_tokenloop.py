@@ -49,7 +49,7 @@ class Size:
 
 
 SMALL = Size(hidden=64, layers=2, tokens=100, rounds=5, rows=(1, 4))
-REAL = Size(hidden=512, layers=8, tokens=200, rounds=7, rows=(1, 4, 16))
+REAL = Size(hidden=512, layers=8, tokens=100, rounds=7, rows=(1, 4, 16))
 
 
 @dataclass(frozen=True)

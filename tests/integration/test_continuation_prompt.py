@@ -17,7 +17,7 @@ def tokens_of(tokenizer: Any, *messages: Any, go_on: bool = False) -> list[int]:
         template_args={},
         use_default_template=False,
         context_length=4096,
-        finds_checkpoints=True,
+        checkpoint_kinds=frozenset({"system", "history"}),
     )
     arguments = {"continue_final_message": True} if go_on else {}
     prompt = ChatPrompt(messages=messages, template_kwargs=arguments)

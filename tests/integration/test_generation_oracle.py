@@ -4,12 +4,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
-from mlx_isolate_engine.completion.request import SamplingRequest
-from tests.integration.generation_rig import Rig, rig, run_async, tokens_request
+from mlx_isolate_engine.completion.events import ContentDelta, Event
+from mlx_isolate_engine.completion.request import CompletionRequest, SamplingRequest
+from tests.integration.generation_rig import Rig, chat_request, rig, run_async, tokens_request
 from tests.integration.greedy_oracle import OracleRun, check_answers, load_with_oracle
 from tests.material.models import (
     CACHE_LIST,
@@ -124,5 +127,49 @@ def test_penalties_see_the_same_history_cold_and_warm(full_model: Path) -> None:
             assert cold.text == warm.text
             plain = await subject.run(tokens_request(prompt, max_tokens=TOKENS))
             assert plain.text != cold.text
+
+    run_async(test())
+
+
+@pytest.mark.parametrize("concurrency", [8, 1])
+def test_a_system_prompt_is_shared_before_its_first_completion_has_ended(
+    full_model: Path, concurrency: int
+) -> None:
+    system = {"role": "system", "content": "be good and " * 40}
+
+    def ask_with(content: str, **fields: Any) -> CompletionRequest:
+        return chat_request(
+            messages=(system, {"role": "user", "content": content}), max_tokens=5, **fields
+        )
+
+    async def test() -> None:
+        async with rig(
+            full_model,
+            decode_concurrency=concurrency,
+            make_prompt_cache=lambda _: PromptCache(entries_max=9, bytes_max=None),
+        ) as subject:
+            cold = [await subject.run(ask_with(content)) for content in ("one",)]
+            assert cold[0].end.cached_tokens == 0
+        async with rig(
+            full_model,
+            decode_concurrency=concurrency,
+            make_prompt_cache=lambda _: PromptCache(entries_max=9, bytes_max=None),
+        ) as subject:
+            speaking = asyncio.Event()
+
+            async def watch(event: Event) -> None:
+                if isinstance(event, ContentDelta):
+                    speaking.set()
+
+            first = asyncio.create_task(
+                subject.run(msgspec.structs.replace(ask_with("two"), max_tokens=900), watch)
+            )
+            await speaking.wait()
+            if concurrency == 1:
+                first.cancel()
+            second = await subject.run(ask_with("one"))
+            assert second.end.cached_tokens > 400
+            assert second.text == cold[0].text
+            first.cancel()
 
     run_async(test())

@@ -44,7 +44,7 @@ def builder(model_folder: Folder, template: str = "plain", **options: Any) -> Pr
         "template_args": {},
         "use_default_template": False,
         "context_length": CONTEXT,
-        "finds_checkpoints": True,
+        "checkpoint_kinds": frozenset({"system", "history"}),
     }
     return PromptBuilder(load_tiny(folder).tokenizer, **(defaults | options))
 

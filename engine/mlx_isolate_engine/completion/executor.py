@@ -5,15 +5,12 @@ from collections.abc import Callable
 
 from mlx_isolate_engine.completion.events import CompletionSummary
 from mlx_isolate_engine.completion.seam import Sink
-from mlx_isolate_engine.generation.outbox import weigh
+from mlx_isolate_engine.generation.outbox import RESUME_SHARE, weigh
 from mlx_isolate_engine.generation.plan import CompletionPlan
 from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_engine.generation.ticket import Ticket
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import EngineError
-
-# A parked row comes back when its reader has worked off this share of the stall buffer.
-RESUME_SHARE = 0.5
 
 
 class AdmittedCompletion:

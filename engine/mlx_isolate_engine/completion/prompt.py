@@ -18,6 +18,7 @@ from mlx_isolate_engine.completion.request import (
     TokensPrompt,
 )
 from mlx_isolate_engine.generation.plan import Checkpoint, PromptPlan
+from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_shared.errors import RequestError
 
 # Keyword arguments of the renderer itself; a request that could set them would choose its own
@@ -67,8 +68,8 @@ class PromptBuilder:
         template_args: the engine's own template arguments; a request's go over them.
         use_default_template: a model without a template gets a plain transcript, not a refusal.
         context_length: of the model; a text that cannot fit is not tokenized.
-        finds_checkpoints: also find where the system prompt and the history end (this renders
-            and tokenizes their part once more).
+        checkpoint_kinds: which ends to find, of system prompt and history (each renders and
+            tokenizes its part once more).
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class PromptBuilder:
         template_args: dict[str, Any],
         use_default_template: bool,
         context_length: int,
-        finds_checkpoints: bool,
+        checkpoint_kinds: frozenset[EntryKind],
     ) -> None:
-        self._finds_checkpoints = finds_checkpoints
+        self._checkpoint_kinds = checkpoint_kinds
         self._tokenizer = tokenizer
         self._template_args = template_args
         self._use_default_template = use_default_template
@@ -218,10 +219,11 @@ class PromptBuilder:
         system = next((i for i, m in enumerate(messages) if m.get("role") != "system"), 0)
         last = len(messages) - 1
         found: list[Checkpoint] = []
-        if not self._finds_checkpoints or not self._tokenizer.has_chat_template:
+        if not self._tokenizer.has_chat_template:
             return found
-        for count, kind in ((system, "system"), (last, "history")):
-            if count <= 0 or (kind == "history" and count <= system):
+        places: tuple[tuple[int, EntryKind], ...] = ((system, "system"), (last, "history"))
+        for count, kind in places:
+            if kind not in self._checkpoint_kinds or count <= (system if kind == "history" else 0):
                 continue
             start = [*messages[:count], {"role": messages[count].get("role"), "content": ""}]
             try:

@@ -70,7 +70,7 @@ class ModelCompletionService:
             template_args=settings.chat_template_args,
             use_default_template=settings.use_default_chat_template,
             context_length=facts.context_length,
-            finds_checkpoints=thread.wants_checkpoints,
+            checkpoint_kinds=thread.checkpoint_kinds,
         )
         self._compiler = ConstraintCompiler(thread.loaded.tokenizer, thread.vocabulary_size)
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max

@@ -15,7 +15,8 @@ from mlx_lm.generate import BatchGenerator
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
 from mlx_isolate_engine.generation.endings import Endings
-from mlx_isolate_engine.generation.lane import RESUME_SHARE, LaneParts
+from mlx_isolate_engine.generation.lane import LaneParts
+from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_engine.generation.reuse import Found
@@ -247,9 +248,10 @@ class ContinuousLane:
         kinds: dict[int, EntryKind] = {
             uid: self._prefilling[uid].checkpoints.popleft().kind for uid in uids
         }
-        if not self._reuse.wants_checkpoints:
+        wanted = [uid for uid in uids if kinds[uid] in self._reuse.checkpoint_kinds]
+        if not wanted:
             return
-        for uid, (cache, tokens) in self._generator.extract_cache(uids).items():
+        for uid, (cache, tokens) in self._generator.extract_cache(wanted).items():
             self._reuse.keep_checkpoint(self._prefilling[uid], tokens, cache, kinds[uid])
 
     def _note_token(self, response: Any) -> None:

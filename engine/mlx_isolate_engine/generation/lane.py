@@ -12,10 +12,6 @@ from mlx_isolate_shared.clock import Clock
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import EngineError
 
-# A parked row comes back when its reader has worked off so much of its buffer; coming back at the
-# first byte would park it again at once.
-RESUME_SHARE = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaneParts:

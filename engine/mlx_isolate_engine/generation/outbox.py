@@ -15,6 +15,10 @@ from mlx_isolate_shared.errors import EngineError
 
 End = CompletionSummary | EngineError
 
+# A parked row comes back when its reader has worked off so much of its buffer; coming back at the
+# first byte would park it again at once.
+RESUME_SHARE = 0.5
+
 # What an event weighs beside its text: the object, and its frame on the way out.
 EVENT_BYTES = 64
 # What each token of a `logprobs` weighs: the object, its text, its bytes and its number. Left out,

@@ -11,6 +11,11 @@ from mlx_isolate_engine.generation.quantization import begins_at, namespace_at
 from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_shared.config import EngineSettings
 
+# A cache that can be cut serves every prefix, but only once its completion has ended. The system
+# prompt is what others are waiting for meanwhile: parallel agents share it.
+CUTTABLE_KINDS: frozenset[EntryKind] = frozenset({"system"})
+ALL_KINDS: frozenset[EntryKind] = frozenset({"system", "history", "prompt"})
+
 Found = tuple[list[Any] | None, int]
 
 
@@ -28,7 +33,10 @@ class PrefixReuse:
     ) -> None:
         self._cache = cache
         self._settings = settings
-        self.wants_checkpoints = cache is not None and cache.wants_checkpoint(empty)
+        self.checkpoint_kinds: frozenset[EntryKind] = frozenset()
+        if cache is not None:
+            wants_all = cache.wants_checkpoint(empty)
+            self.checkpoint_kinds = ALL_KINDS if wants_all else CUTTABLE_KINDS
 
     @property
     def is_on(self) -> bool:
@@ -67,9 +75,11 @@ class PrefixReuse:
     def checkpoints(self, prompt: PromptPlan, reused: int) -> list[Checkpoint]:
         """Where a prefill pauses: asked-for places, and always before the last token."""
         last = len(prompt.tokens) - 1
-        ends = [each for each in prompt.checkpoints if reused < each.end < last]
-        if not self.wants_checkpoints:
-            ends = []
+        ends = [
+            each
+            for each in prompt.checkpoints
+            if reused < each.end < last and each.kind in self.checkpoint_kinds
+        ]
         if last > reused:
             ends.append(Checkpoint(end=last, kind="prompt"))
         return ends
@@ -85,8 +95,8 @@ class PrefixReuse:
     def keep_checkpoint(
         self, row: Row, tokens: Sequence[int], cache: Sequence[Any], kind: EntryKind
     ) -> None:
-        """The same in the middle of a completion, for kinds of cache that need it."""
-        if self.wants_checkpoints:
+        """The same in the middle of a completion, where it is of use."""
+        if kind in self.checkpoint_kinds:
             self.keep(row, tokens, cache, kind)
 
     def note_prefill(self, tokens: int, seconds: float) -> None:

@@ -21,7 +21,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import quantization
 from mlx_isolate_engine.generation.endings import Endings
-from mlx_isolate_engine.generation.lane import RESUME_SHARE, LaneParts
+from mlx_isolate_engine.generation.lane import LaneParts
+from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_engine.generation.sampling import Processor

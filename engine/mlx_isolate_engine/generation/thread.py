@@ -21,6 +21,7 @@ from mlx_isolate_engine.generation.memory import padded_tokens_max
 from mlx_isolate_engine.generation.outbox import Deliveries
 from mlx_isolate_engine.generation.plan import EndKind
 from mlx_isolate_engine.generation.ports import (
+    EntryKind,
     LoadedModel,
     LoadModel,
     MakePromptCache,
@@ -134,9 +135,9 @@ class GenerationThread:
         return self._family.vocabulary.marks_start_with_space
 
     @property
-    def wants_checkpoints(self) -> bool:
-        """Whether the prompt cache has a use for entries that end inside a prompt."""
-        return self._reuse is not None and self._reuse.wants_checkpoints
+    def checkpoint_kinds(self) -> frozenset[EntryKind]:
+        """Which places inside a prompt the prompt cache has a use for."""
+        return self._reuse.checkpoint_kinds if self._reuse is not None else frozenset()
 
     @property
     def placement(self) -> Placement:
@@ -284,11 +285,10 @@ class GenerationThread:
             self._set_idle(True)
             message = self._inbox.get()
             self._set_idle(False)
+        elif self._inbox.empty():
+            return True
         else:
-            try:
-                message = self._inbox.get_nowait()
-            except queue.Empty:
-                return True
+            message = self._inbox.get_nowait()
         while True:
             command, ticket = message
             if command == "stop":
@@ -302,10 +302,9 @@ class GenerationThread:
                     lane.drop(ticket)
                 case "resume":
                     lane.resume(ticket)
-            try:
-                message = self._inbox.get_nowait()
-            except queue.Empty:
+            if self._inbox.empty():  # an exception for each step would cost more than the rest
                 return True
+            message = self._inbox.get_nowait()
 
     def _set_idle(self, idle: bool) -> None:
         if self._cache is not None:
