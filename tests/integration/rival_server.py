@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Rival:
 
 
 @contextmanager
-def rival_server(folder: Path, home: Path) -> Iterator[Rival]:
+def rival_server(folder: Path, home: Path) -> Generator[Rival]:
     """mlx_lm.server for the time of the block; it writes only under `home`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -33,11 +33,10 @@ TOKENS = 30
 
 
 def ours(fields: dict[str, Any]) -> SamplingRequest:
-    bias = fields.get("logit_bias")
-    if bias is None:
-        return SamplingRequest(**fields)
-    numbered = {int(token): value for token, value in bias.items()}
-    return SamplingRequest(**(fields | {"logit_bias": numbered}))
+    given: dict[str, Any] = dict(fields)
+    if (bias := given.pop("logit_bias", None)) is not None:
+        given["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return SamplingRequest(**given)
 
 
 @pytest.mark.parametrize("spec", [FULL, SLIDING], ids=lambda spec: spec.kind)

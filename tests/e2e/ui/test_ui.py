@@ -265,7 +265,8 @@ def test_page_stays_small_under_a_long_load(browser: Browser, page: RunningDaemo
 
     def send(count: int) -> None:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: page.chat("demo", **message), range(count)))
+            for done in [pool.submit(page.chat, "demo", **message) for _ in range(count)]:
+                done.result()
 
     send(EVENTS_SHOWN + 50)
     browser.wait_text("#events-count", f"newest {EVENTS_SHOWN} of")
