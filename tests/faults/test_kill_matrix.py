@@ -233,13 +233,26 @@ def test_every_client_has_its_outcome_over_a_hundred_deaths(fake_daemon: Running
     assert scene.p(0.99) <= OUTCOME_P99_S, sorted(scene.latencies)[-10:]
 
 
-@pytest.mark.timeout(400)
-def test_real_engines_die_as_promised(slow_model: Path, tmp_path: Path) -> None:
-    """Cases 02 and 14 with models that really run."""
-    with RunningDaemon(tmp_path, str(slow_model), str(slow_model), *FLAGS, program=REAL) as daemon:
+def kill_real_engines(model: Path, home: Path, ends: list[str]) -> Scene:
+    """Kills under load of an engine that really runs; each request has its outcome in time."""
+    with RunningDaemon(home, str(model), str(model), *FLAGS, program=REAL) as daemon:
         for index in range(2):
             daemon.wait_state("ready", index, READY_DEADLINE_S)
         scene = Scene(daemon, aimed(REAL_REQUESTS))
-        for end in ("SIGKILL", "SIGSEGV", "SIGABRT"):
+        for end in ends:
             asyncio.run(scene.kill_once(end))
-        assert scene.p(0.5) <= OUTCOME_P99_S, sorted(scene.latencies)
+        return scene
+
+
+@pytest.mark.timeout(400)
+def test_real_engines_die_as_promised(slow_model: Path, tmp_path: Path) -> None:
+    """Cases 02 and 14 with models that really run: all outcomes within OUTCOME_MAX_S."""
+    kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_outcomes_of_real_engines_keep_the_percentile(slow_model: Path, tmp_path: Path) -> None:
+    """The promised percentile, which holds the kernel's own work at a large process's end too."""
+    scene = kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"] * 8)
+    assert scene.p(0.99) <= OUTCOME_P99_S, sorted(scene.latencies)[-10:]

@@ -1,0 +1,100 @@
+"""Rude clients of the whole daemon: huge prompts and hundreds of aborts leave everybody else well."""
+
+import random
+import resource
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import READY_DEADLINE_S
+from tests.running_daemon import REAL, RunningDaemon, read_until
+from tests.waiting import wait_for
+
+HUGE = "word " * 1_000_000
+PAGE_P99_S = 0.100
+ABORTS = 300
+PLACES = 32
+
+
+def model(daemon: RunningDaemon, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(m for m in daemon.status()["models"] if m["id"] == name)
+    return found
+
+
+def test_pages_and_other_models_are_well_beside_huge_prompts(daemon: RunningDaemon) -> None:
+    """Case 21: four prompts of 5 MB at once; pages stay quick and another model answers."""
+    pid = model(daemon, "slow")["pid"]
+    took: list[float] = []
+    with ThreadPoolExecutor(4) as pool:
+        message = {"role": "user", "content": HUGE}
+        huge = [pool.submit(daemon.chat, "slow", messages=[message]) for _ in range(4)]
+        while not all(one.done() for one in huge):
+            for page in ("/health", "/v1/models"):
+                began = time.monotonic()
+                daemon.get(page)
+                took.append(time.monotonic() - began)
+            assert daemon.chat("full", max_tokens=2).status == 200
+    assert len(took) >= 4
+    assert sorted(took)[int(0.99 * len(took)) - 1] <= PAGE_P99_S, sorted(took)[-5:]
+    for one in huge:
+        answer = one.result()
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert model(daemon, "slow")["pid"] == pid
+
+
+def abort(daemon: RunningDaemon, chance: random.Random) -> None:
+    """Begin a stream and leave it, by FIN or RST, after 0 to 20 events."""
+    with daemon.stream(model="slow", max_tokens=4000) as client:
+        if chance.random() < 0.8:
+            for _ in range(chance.randrange(21)):
+                read_until(client, b"data:")
+        if chance.random() < 0.5:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_three_hundred_aborts_leak_no_place(daemon: RunningDaemon) -> None:
+    """Case 11: afterwards the counters are zero, descriptors are back, and all places serve."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    processes = [psutil.Process(pid) for pid in (daemon.process.pid, model(daemon, "slow")["pid"])]
+    before = [process.num_fds() for process in processes]
+    with ThreadPoolExecutor(8) as pool:
+        chances = [random.Random(seed + n) for n in range(ABORTS)]
+        list(pool.map(abort, [daemon] * ABORTS, chances))
+
+    def is_quiet() -> bool:
+        now = model(daemon, "slow")
+        return (now["active"], now["queued"], now["progress"]["active"]) == (0, 0, 0)
+
+    wait_for(is_quiet, 5, "no request is left")
+    # Connections to the engine may be kept for reuse: eight at most.
+    wait_for(lambda: all(p.num_fds() <= n + 10 for p, n in zip(processes, before, strict=True)), 5)
+    with ThreadPoolExecutor(PLACES) as pool:
+        answers = [pool.submit(daemon.chat, "slow", max_tokens=4) for _ in range(PLACES)]
+        assert {answer.result().status for answer in answers} == {200}
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit (Linux)")
+def test_an_allocation_that_fails_costs_one_engine(slow_model: Path, tmp_path: Path) -> None:
+    """Case 14: an address-space limit just above the engine's size, then a long prompt."""
+    with RunningDaemon(
+        tmp_path, str(slow_model), "--served-model-name", "m", program=REAL
+    ) as daemon:
+        before = daemon.wait_state("ready", deadline_s=READY_DEADLINE_S)
+        limit = psutil.Process(before["pid"]).memory_info().vms + (8 << 20)
+        resource.prlimit(before["pid"], resource.RLIMIT_AS, (limit, limit))
+        answer = daemon.chat("m", messages=[{"role": "user", "content": "x" * 20_000}])
+        assert answer.status >= 500
+        assert "Traceback" not in answer.body.decode()
+        wait_for(
+            lambda: daemon.chat("m", max_tokens=2).status == 200, READY_DEADLINE_S, "it serves"
+        )
+        after = daemon.wait_state("ready")
+        assert after["incarnation"] == before["incarnation"] + 1
+        assert after["last_exit"]["reason"]
