@@ -105,9 +105,11 @@ def test_a_reader_that_stays_stalled_is_cut_off_and_counted_as_cancelled() -> No
 
 def test_a_reader_that_is_slow_but_reads_is_not_cut_off() -> None:
     async def scenario() -> None:
-        async with make_rig(RelayLimits(client_stall_s=0.3)) as rig:
+        # A receiver's kernel may take nothing more until half of its buffer, up to 3 MB, has been
+        # read: 8 rounds. The limit lies above that, and all rounds together above the limit.
+        async with make_rig(RelayLimits(client_stall_s=1.5)) as rig:
             client, _, flood = await open_stalled(rig)
-            for _ in range(10):
+            for _ in range(30):
                 client.resume()
                 await client.reader.readexactly(400_000)
                 client.pause()
