@@ -29,6 +29,7 @@ STOP_DEADLINE_S = 20.0
 def fake_model(folder: Path, **faults: Any) -> Path:
     """A folder that the fake engine takes for a model, with start faults."""
     folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
     (folder / "fake.json").write_text(json.dumps(faults))
     return folder
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.parser import Parser
 from mlx_isolate_supervisor.listening import PortTakenError
 from mlx_isolate_supervisor.version import installed_version
 
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None, engine: "EngineCommand | None" = Non
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mlx-isolate",
         description="A supervisor that never dies in front of MLX language models that may.",
         allow_abbrev=False,

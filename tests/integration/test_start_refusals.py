@@ -144,3 +144,27 @@ def test_an_unwritable_log_folder_is_told(tmp_path: Path, model: str, run_dir: s
     flags = ["--port", "0", "--run-dir", run_dir, "--log-dir", str(tmp_path / "file" / "logs")]
     outcome = run_command(tmp_path / "a", "serve", model, *flags)
     assert "choose another --log-dir" in refused(outcome, USAGE)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    outcome = run_command(tmp_path / "a", "serve", str(folder), "--port", "0", program=FAKE)
+    assert refused(outcome, USAGE).startswith(f"{folder} holds no model: it has no config.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("serve", "--prot", "1"), "unknown argument --prot, did you mean --port"),
+        (("config", "show", "--prot"), "unknown argument --prot, did you mean --port"),
+        (("logs", "--folow"), "unknown argument --folow, did you mean --follow"),
+        (("load",), "the following arguments are required: MODEL"),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_sentence_with_the_nearest_flag(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    told = refused(run_command(tmp_path / "a", *words, program=FAKE), USAGE)
+    assert told.startswith(sentence)
+    assert told.endswith(" --help")

@@ -13,18 +13,25 @@ from mlx_isolate_supervisor.settings.models import (
 )
 
 
+def model_folder(path: Path) -> Path:
+    """What passes for a model's folder here."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
 def test_no_model_means_demo() -> None:
     assert name_models([], []) == (("demo", "demo"),)
 
 
 def test_a_folder_is_served_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "my-model").mkdir()
+    model_folder(tmp_path / "my-model")
     path = str(tmp_path / "my-model")
     assert name_models([path + "/"], []) == (("my-model", str(Path(path).resolve())),)
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path) -> None:
-    (tmp_path / "owner" / "name").mkdir(parents=True)
+    model_folder(tmp_path / "owner" / "name")
     located = locate_model("owner/name", tmp_path)
     assert located == str((tmp_path / "owner" / "name").resolve())
 
@@ -66,7 +73,7 @@ def test_served_names_come_once_per_model() -> None:
 
 def test_two_models_with_one_name_are_refused_with_the_remedy(tmp_path: Path) -> None:
     for parent in ("p", "q"):
-        (tmp_path / parent / "same").mkdir(parents=True)
+        model_folder(tmp_path / parent / "same")
     with pytest.raises(ConfigError, match="'same'; tell them apart with --served-model-name"):
         name_models([str(tmp_path / "p" / "same"), str(tmp_path / "q" / "same")], [])
 

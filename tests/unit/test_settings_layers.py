@@ -7,7 +7,7 @@ import pytest
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
-from mlx_isolate_supervisor.settings.flags import FLAGS
+from mlx_isolate_supervisor.settings.flags import FLAGS, TOPICS
 from mlx_isolate_supervisor.settings.layers import (
     FileLayer,
     Layers,
@@ -159,3 +159,8 @@ def test_a_setting_without_effect_is_told() -> None:
     assert settle().warnings == ()
     (told,) = settle({"--ttl": "5m"}).warnings
     assert "--ttl" in told
+
+
+def test_the_help_has_each_flag_under_one_heading() -> None:
+    named = [name for names in TOPICS.values() for name in names]
+    assert sorted(named) == sorted(flag.name for flag in FLAGS)

@@ -105,7 +105,7 @@ def _field_error(text: str) -> RequestError:
     if missing is not None:
         path = f"{path}.{missing['name']}".removeprefix(".")
         text = "is required"
-    text = text.replace(" | null", "")
+    text = text.replace(" | null", "").replace("int | float", "number")
     text = text[:1].lower() + text[1:]
     if not path:
         return RequestError(f"The request body is not as it should be: {text}.")

@@ -3,7 +3,7 @@
 import argparse
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.listening import bind
-from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
+from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, TOPICS, Flag
 from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
 from mlx_isolate_supervisor.settings.models import DEMO, check_demo, name_models
 
@@ -45,19 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name to serve a model by; once per model, in their order",
     )
-    for flag in FLAGS:
-        _add_flag(parser, flag)
+    for topic, names in TOPICS.items():
+        group = parser.add_argument_group(topic)
+        for name in names:
+            _add_flag(group.add_argument, BY_NAME[name])
+    # Sixty flags make no usage line.
+    parser.usage = f"{parser.prog} [MODEL ...] [--FLAG VALUE ...]"
 
 
-def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+def _add_flag(add: Callable[..., object], flag: Flag) -> None:
     help = f"{flag.help} ({flag.variable})".replace("%", "%%")
     if flag.is_switch:
         action = argparse.BooleanOptionalAction
-        parser.add_argument(
-            flag.name, dest=flag.name, action=action, default=argparse.SUPPRESS, help=help
-        )
+        add(flag.name, dest=flag.name, action=action, default=argparse.SUPPRESS, help=help)
     elif flag.several:
-        parser.add_argument(
+        add(
             flag.name,
             dest=flag.name,
             action="append",
@@ -66,9 +68,7 @@ def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
             help=help,
         )
     else:
-        parser.add_argument(
-            flag.name, dest=flag.name, default=argparse.SUPPRESS, metavar=flag.metavar, help=help
-        )
+        add(flag.name, dest=flag.name, default=argparse.SUPPRESS, metavar=flag.metavar, help=help)
 
 
 def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:

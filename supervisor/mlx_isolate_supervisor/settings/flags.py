@@ -320,3 +320,37 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}
+
+# The headings under which the help and the configuration page show the flags; each flag once.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "where and how it runs": (
+        *("--host", "--port", "--config", "--watch-config", "--run-dir", "--log-dir"),
+        *("--cache-dir", "--log-level", "--metrics", "--blas"),
+    ),
+    "who may call": ("--api-key", "--api-key-file", "--allowed-origins", "--allowed-hosts"),
+    "memory": (
+        *("--memory-budget-gb", "--models-max", "--memory-policy", "--ttl", "--standby"),
+        "--prompt-cache-bytes",
+    ),
+    "limits of requests": (
+        *("--max-queued-requests", "--max-queued-bytes", "--queue-timeout", "--max-body-bytes"),
+        *("--max-header-bytes", "--sse-ping-interval", "--stall-timeout"),
+    ),
+    "watching and stopping engines": (
+        *("--watchdog-timeout", "--report-silence", "--start-timeout", "--stop-timeout"),
+        *("--drain-timeout", "--shutdown-timeout"),
+    ),
+    "the model": (
+        *("--adapter-path", "--draft-model", "--num-draft-tokens", "--trust-remote-code"),
+        *("--chat-template", "--use-default-chat-template", "--chat-template-args"),
+    ),
+    "defaults of requests": ("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens"),
+    "batching": (
+        *("--decode-concurrency", "--prompt-concurrency", "--prefill-step-size", "--max-step"),
+        *("--kv-bits", "--kv-group-size", "--quantized-kv-start"),
+    ),
+    "prompt cache": (
+        *("--prompt-cache-size", "--ssd-cache-dir", "--ssd-cache-max-gb", "--ssd-cache-verify"),
+        *("--ssd-restore", "--ssd-write-behind", "--ssd-spill-queue-gb", "--ssd-demote-idle"),
+    ),
+}

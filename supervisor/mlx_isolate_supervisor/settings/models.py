@@ -1,7 +1,7 @@
 """Which models are meant: from what was typed to an id and a source, checked cheaply.
 
-Nothing is downloaded or imported here; a folder's contents and a repo's existence are the
-engine's to judge.
+Nothing is downloaded or imported here; whether a model's files are whole and whether a repo exists
+are the engine's to judge.
 """
 
 import re
@@ -45,6 +45,11 @@ def locate_model(text: str, folder: Path | None = None) -> str:
         return DEMO
     path = (folder or Path()) / Path(text).expanduser()
     if text and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{text} holds no model: it has no config.json; give the folder of a model "
+                "in the format of Hugging Face."
+            )
         return str(path.resolve())
     if path.is_file():
         raise ConfigError(f"{text} is a file; give the folder that holds the model.")

@@ -1,0 +1,28 @@
+"""argparse with errors of one sentence: what is wrong, the nearest flag, where the help is."""
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from mlx_isolate_supervisor import exit_codes
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose subparsers, each of this class too, judge their own unknown words."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's, except that nothing stays unknown."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0]
+            near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+            hint = f", did you mean {near[0]}" if near else ""
+            self.error(f"unknown argument {word}{hint}")
+        return parsed, []
+
+    def error(self, message: str) -> NoReturn:
+        """Say it on stderr and leave with USAGE."""
+        self.exit(exit_codes.USAGE, f"mlx-isolate: {message}; see {self.prog} --help\n")
