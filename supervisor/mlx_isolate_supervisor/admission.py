@@ -1,6 +1,6 @@
 """Who waits for a place in an engine, and who holds one.
 
-The queue and the leases of one slot as plain objects; only the slot's task changes them.
+The queue and the leases of one slot as plain objects; only the slot's messages change them.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ def run_daemon(launch: Launch) -> int:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_serve(launch, folder, logs))
         finally:
-            logs.outlet.finish(LAST_WORDS_S)
+            logs.finish(LAST_WORDS_S)
     finally:
         folder.release()
 

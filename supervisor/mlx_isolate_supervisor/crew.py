@@ -1,7 +1,7 @@
 """The processes of one slot: its engine, the successor that loads beside it, and the retirees.
 
-Knows who is who and how they change places; when they do is decided by the machine. Called from
-the slot's task only.
+Knows who is who and how they change places; when they do is decided by the machine. Called as
+a message of its slot only.
 """
 
 import signal

@@ -49,6 +49,9 @@ from mlx_isolate_supervisor.version import installed_version
 CLOSING_S = 2.0
 # An engine ends a request whose client does not read by itself; the relay waits this much longer.
 CLIENT_STALL_GRACE_S = 30.0
+# A walk over this process's pages takes a millisecond in which nothing else is done, so its size
+# is looked at no more often than this.
+OWN_MEMORY_READ_S = 5.0
 # After a second signal connections get this long to take their last bytes.
 CUT_CLOSING_S = 0.3
 # Lifecycle events that the person at the terminal should see.
@@ -90,7 +93,7 @@ class Daemon:
         self._settings = settings
         self._display = display
         self._run_dir = run_dir
-        self._watch = Observability(self.status)
+        self._watch = Observability(self.status, lambda: self.pool.snapshot())
         self._guard = KeyGuard(settings.api_keys)
         self._began = time.monotonic()
         self._stop = asyncio.Event()
@@ -126,9 +129,9 @@ class Daemon:
         return Status(supervisor=own, models=self.pool.snapshot())
 
     def _own_memory(self) -> tuple[int, MemoryKind]:
-        """Read at most once a second: the kernel walks all pages for it."""
+        """Read only when asked, and not every time: the kernel walks all pages for it."""
         now = time.monotonic()
-        if now - self._memory_read_at >= 1.0:
+        if now - self._memory_read_at >= OWN_MEMORY_READ_S:
             self._memory = footprint(os.getpid()) or self._memory
             self._memory_read_at = now
         return self._memory

@@ -24,7 +24,7 @@ SOCKET_GONE_S = 1.2
 
 
 class Incarnation:
-    """One spawned engine, seen from its slot; only the slot's task changes it.
+    """One spawned engine, seen from its slot; only the slot's messages change it.
 
     Attributes:
         number: from 1, counted over the slot's life.

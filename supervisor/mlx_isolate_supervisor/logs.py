@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +18,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import safe_name
+from mlx_isolate_supervisor.log_file import LogFile
 from mlx_isolate_supervisor.outlet import Outlet
 
 # Lines kept in memory, of everything and of each model; without a bound a chatty engine fills the
@@ -26,9 +26,8 @@ from mlx_isolate_supervisor.outlet import Outlet
 BOOK_LINES_MAX = 2000
 # Characters of a line that are kept, for the same reason.
 LINE_CHARACTERS_MAX = 4096
-# One log file and the number of older ones: at most 60 MB on disk.
-FILE_BYTES_MAX = 10_000_000
-FILES_KEPT = 5
+# Bytes of lines that wait for a disk; what a stuck one does not take is dropped.
+FILE_WAITING_BYTES_MAX = 4 << 20
 
 _log = logging.getLogger("mlx_isolate_supervisor")
 
@@ -70,16 +69,21 @@ class EventFormatter(logging.Formatter):
     def __init__(self, *, with_date: bool) -> None:
         super().__init__()
         self._pattern = "%Y-%m-%d %H:%M:%S" if with_date else "%H:%M:%S"
+        self._second = -1
+        self._stamp = ""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, or several where a traceback follows."""
-        stamp = time.strftime(self._pattern, time.localtime(record.created))
-        # Each record is formatted by every handler, twice by the one that rotates its file; all
-        # but the stamp is the same, and it is on the way of each request.
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            self._stamp = time.strftime(self._pattern, time.localtime(second))
+        # Each record is formatted by every handler; all but the stamp is the same, and every
+        # request has its line.
         shown: str | None = record.__dict__.get("shown")
         if shown is None:
             shown = record.__dict__["shown"] = self._describe(record)
-        text = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7}{shown}"
+        text = f"{self._stamp}.{int(record.msecs):03d} {record.levelname:<7}{shown}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text
@@ -196,18 +200,48 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+class FileHandler(logging.Handler):
+    """Lines for the log file, written by an outlet of its own.
+
+    A disk that stands still holds nobody up; a killed supervisor loses what the outlet has not
+    written yet.
+    """
+
+    def __init__(self, file: LogFile, outlet: Outlet) -> None:
+        super().__init__()
+        self._file = file
+        self._outlet = outlet
+        self.setFormatter(EventFormatter(with_date=True))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand one record to the outlet."""
+        line = self.format(record) + "\n"
+        self._outlet.put(self._file.write, line.encode("utf-8", "backslashreplace"))
+
+
 def set_level(level: str) -> None:
     """Change how much is logged."""
     _log.setLevel(level)
 
 
 class Logs(msgspec.Struct, frozen=True):
-    """The handlers that are in place."""
+    """The handlers that are in place.
+
+    Attributes:
+        outlet: of the console; the display of the terminal goes the same way.
+        file_outlet: of the log file, which no stuck terminal may hold up.
+    """
 
     book: LogBook
     console: ConsoleHandler
     file: Path | None
     outlet: Outlet
+    file_outlet: Outlet
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until the last lines are written, or twice `limit_s` have passed."""
+        self.file_outlet.finish(limit_s)
+        self.outlet.finish(limit_s)
 
     def show_on_terminal(self) -> None:
         """Leave only warnings on the console, unless debugging."""
@@ -237,10 +271,11 @@ def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
     _log.propagate = False
     outlet = Outlet()
     console = ConsoleHandler(outlet.stream(sys.stderr))
-    logs = Logs(LogBook(), console, _log_file(folder, name), outlet)
+    file_outlet = Outlet(FILE_WAITING_BYTES_MAX)
+    logs = Logs(LogBook(), console, _log_path(folder, name), outlet, file_outlet)
     handlers: list[logging.Handler] = [logs.book, logs.console]
     if logs.file is not None:
-        handlers.append(_file_handler(logs.file))
+        handlers.append(FileHandler(_log_file(logs.file), file_outlet))
     for logger in (_log, logging.getLogger("aiohttp"), logging.getLogger("asyncio")):
         logger.handlers = list(handlers)
         logger.propagate = False
@@ -249,21 +284,17 @@ def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
     return logs
 
 
-def _log_file(folder: str | None, name: str) -> Path | None:
+def _log_path(folder: str | None, name: str) -> Path | None:
     if folder == "":
         return None
     return (Path(folder) if folder else log_folder()) / f"{safe_name(name)}.log"
 
 
-def _file_handler(path: Path) -> logging.Handler:
+def _log_file(path: Path) -> LogFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = RotatingFileHandler(
-            path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
-        )
+        return LogFile(path)
     except OSError as error:
         raise ConfigError(
             f"cannot write the log file {path}: {error.strerror}; choose another --log-dir."
         ) from error
-    handler.setFormatter(EventFormatter(with_date=True))
-    return handler

@@ -1,6 +1,6 @@
 """The state of one model: applies the lifecycle table and does its actions on the crew.
 
-Every method is called from its slot's task only, which makes the machine the single writer of what
+Every method is called as a message of its slot, which makes the machine the single writer of what
 it holds. It never waits: what takes time comes back as a message through `post`.
 """
 

@@ -27,19 +27,27 @@ class Observability:
     """Watches; changes nothing.
 
     Args:
-        status: a snapshot from memory; not called before the first event, tick or request.
+        status: a snapshot from memory; not called before the first request.
+        models: the models of it, which are looked at every second; not called before the first
+            event or tick.
         clock: the same as the relay's.
     """
 
-    def __init__(self, status: Callable[[], Status], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        status: Callable[[], Status],
+        models: Callable[[], tuple[ModelStatus, ...]],
+        clock: Clock | None = None,
+    ) -> None:
         clock = clock or SystemClock()
         self.status = status
+        self._models = models
         self.events = EventHub(clock)
         self.metrics = Metrics()
         self.history = History()
         self.requests = Requests(clock, self.metrics, self.events)
         self._sampler = Sampler(
-            clock, self.metrics, self.history, self.requests.first_tokens, self._models
+            clock, self.metrics, self.history, self.requests.first_tokens, models
         )
         self._sampling: asyncio.Task[None] | None = None
 
@@ -83,9 +91,6 @@ class Observability:
             self._sampling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sampling
-
-    def _models(self) -> tuple[ModelStatus, ...]:
-        return self.status().models
 
 
 def _facts(model: ModelStatus, event: Transition) -> dict[str, object]:

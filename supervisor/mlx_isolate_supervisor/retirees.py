@@ -1,7 +1,7 @@
 """Engines that no longer serve their slot: each drains what it holds, is told to end, and goes.
 
 A retiree takes no new request and decides nothing about its slot; it only must not be cut before
-its time, and not stay after it. Called from its slot's task only.
+its time, and not stay after it. Called as messages of its slot only.
 """
 
 import signal

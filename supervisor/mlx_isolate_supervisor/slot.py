@@ -1,10 +1,11 @@
-"""One model to everybody else: its mailbox, its task, its queue of requests.
+"""One model to everybody else: its mailbox, its queue of requests.
 
-Everything that can happen to a slot is a message in its mailbox, and one task handles them one
+Everything that can happen to a slot is a message in its mailbox, and one loop handles them one
 after the other; nothing else changes a slot or its machine. Implements `lease.Admission`.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -33,15 +34,14 @@ class Slot:
     def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
         self._settings = context.settings
         self._now = context.clock.monotonic
-        self._mailbox: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._mailbox: deque[Callable[[], object]] = deque()
+        self._is_open = False
+        self._is_handling = False
         self._is_cut = False
         self._is_over = False
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
-        self._machine = Machine(
-            spec, context, post=self._mailbox.put_nowait, on_failed=self._refuse_failed
-        )
+        self._machine = Machine(spec, context, post=self._post, on_failed=self._refuse_failed)
 
     def __repr__(self) -> str:
         """Id, state, engine and who waits."""
@@ -62,8 +62,8 @@ class Slot:
         return self._machine.spec
 
     def start(self) -> None:
-        """Start the slot's task; the model stays down until something wants it."""
-        self._task = asyncio.create_task(self._run(), name=f"slot {self.model_id}")
+        """Handle messages from the next turn of the loop on; the model stays down until wanted."""
+        asyncio.get_running_loop().call_soon(self._open)
 
     def want_up(self) -> None:
         """Load the model, if it is down; does not wait."""
@@ -75,6 +75,10 @@ class Slot:
             raise causes.shutting_down()
         waiter = Waiter(request_id)
         self._post(partial(self._arrive, waiter))
+        if not waiter.place.done():
+            expire = partial(self._post, partial(self._expire, waiter))
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
         try:
             return await waiter.wait_place()
         except asyncio.CancelledError:
@@ -142,8 +146,6 @@ class Slot:
         )
         self._machine.timers.cancel_all()
         self._is_over = True
-        if self._task is not None:
-            self._task.cancel()
 
     def cut(self) -> None:
         """Hurry a `stop`, running or about to: kill what is left."""
@@ -210,20 +212,34 @@ class Slot:
         busy = (len(engine.leases) if engine else 0) + len(self._line)
         return Demand(machine.spec, busy)
 
-    # -- The task ---------------------------------------------------------------------------------
+    # -- The mailbox ------------------------------------------------------------------------------
 
     def _post(self, message: Callable[[], object]) -> None:
-        self._mailbox.put_nowait(message)
+        """Handle `message` after every one that was posted before it.
 
-    async def _run(self) -> None:
-        while True:
-            message = await self._mailbox.get()
+        At once, where no other is being handled: a request that finds a free place does not wait
+        for a turn of the loop. What is posted while a message is handled, as a consequence of it,
+        comes after it, so that none ever meets the state that another has half changed.
+        """
+        self._mailbox.append(message)
+        if self._is_open and not self._is_handling:
+            self._handle()
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._handle()
+
+    def _handle(self) -> None:
+        self._is_handling = True
+        while self._mailbox and not self._is_over:
+            message = self._mailbox.popleft()
             try:
                 message()
                 self._settle()
             except Exception as error:  # noqa: BLE001
                 # A bug; the slot goes on, since the front end must not die of one model.
                 log_failure("slot.message_failed", error, model=self.model_id)
+        self._is_handling = False
 
     def _settle(self) -> None:
         """What holds after every message: nobody waits for nothing, free places are given."""
@@ -281,9 +297,6 @@ class Slot:
         elif len(self._line) >= self._settings.queued_requests_max and not self._has_place():
             self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
         else:
-            expire = partial(self._post, partial(self._expire, waiter))
-            loop = asyncio.get_running_loop()
-            waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
             self._line.join(waiter)
             machine.want_up()
 

@@ -5,12 +5,13 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_isolate_supervisor.outlet import WAITING_BYTES_MAX, Outlet
+from mlx_isolate_supervisor.outlet import WAITING_BYTES_MAX, Outlet, write_all
 from tests.running_daemon import RunningDaemon, fake_model
 from tests.waiting import wait_for
 
@@ -45,16 +46,17 @@ def test_a_standard_error_that_nobody_reads_holds_nobody_up(
 def test_an_outlet_keeps_order_and_drops_what_does_not_fit() -> None:
     read_end, write_end = os.pipe()
     outlet = Outlet()
+    write = partial(write_all, write_end)
     chunk = b"x" * 1023 + b"\n"
     for _ in range(2 * WAITING_BYTES_MAX // len(chunk) + 256):
-        outlet.put(write_end, chunk)
+        outlet.put(write, chunk)
     outlet.finish(0.0)
     seen = 0
     while seen < WAITING_BYTES_MAX:
         seen += len(os.read(read_end, 1 << 16))
     outlet.finish(10)
-    outlet.put(write_end, b"first ")
-    outlet.put(write_end, b"second")
+    outlet.put(write, b"first ")
+    outlet.put(write, b"second")
     outlet.finish(10)
     last = b""
     while not last.endswith(b"second"):

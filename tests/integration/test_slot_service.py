@@ -241,3 +241,20 @@ def test_ensure_ready_gives_up_at_its_deadline() -> None:
             assert caught.value.status == 503
 
     run(main())
+
+
+def test_a_free_place_is_given_without_a_turn_of_the_loop() -> None:
+    async def main() -> None:
+        async with pool_rig(places=1) as rig:
+            await rig.complete()
+            slot = rig.pool.find("m")
+            await wait_until(lambda: rig.status().active == 0, 5)
+            turns: list[None] = []
+            asyncio.get_running_loop().call_soon(turns.append, None)
+            lease = await slot.admit("1")
+            assert rig.status().active == 1
+            lease.release("answered")
+            assert rig.status().active == 0
+            assert turns == []
+
+    run(main())

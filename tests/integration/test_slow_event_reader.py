@@ -31,7 +31,7 @@ def test_reader_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ui_routes, "STALLED_READER_S", 0.5)
 
     async def scenario() -> None:
-        watch = Observability(lambda: STATUS, SystemClock())
+        watch = Observability(lambda: STATUS, lambda: STATUS.models, SystemClock())
         app = web.Application()
         add_ui_routes(app, watch)
         runner = web.AppRunner(app)
