@@ -14,6 +14,7 @@ def batch(
     longest: int = 0,
     padded_tokens_max: int | None = None,
     rows_max: int = 32,
+    step_size: int = 2048,
 ) -> Batch:
     return Batch(
         prefilling=prefilling,
@@ -22,6 +23,7 @@ def batch(
         rows_max=rows_max,
         prompts_max=8,
         allowance=allowance,
+        step_size=step_size,
         padded_tokens_max=padded_tokens_max,
     )
 
@@ -38,6 +40,13 @@ def test_long_prompts_run_one_by_one_on_a_slow_machine() -> None:
 def test_long_prompts_run_side_by_side_on_a_fast_machine() -> None:
     waiting = [waiter(6000) for _ in range(10)]
     assert len(choose(waiting, batch(allowance=100_000), now=0.0)) == 8
+
+
+def test_long_prompts_run_side_by_side_as_far_as_one_step_runs_a_piece_of_each() -> None:
+    waiting = [waiter(tokens) for tokens in (6000, 1000, 1000, 1000, 1000, 1000)]
+    assert choose(waiting, batch(allowance=4096), now=0.0) == [1, 2, 3, 4]
+    assert choose(waiting[:1], batch(allowance=4096, prefilling=(1500,)), now=0.0) == [0]
+    assert choose(waiting[:1], batch(allowance=4096, prefilling=(1500, 300)), now=0.0) == []
 
 
 def test_the_shorter_of_two_long_prompts_goes_first() -> None:

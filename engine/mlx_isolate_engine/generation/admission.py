@@ -10,10 +10,8 @@ import msgspec
 # A prompt that waited so long goes before all others, in order of arrival; without it a stream of
 # short prompts starves a long one.
 AGED_AFTER_S = 10.0
-# Long prompts run side by side only if each gets so many tokens a step; smaller pieces waste the
-# machine, and all of them finish late.
-LONG_ROW_TOKENS = 256
-# A prompt that one step can run beside others counts as short, and this many tokens always do.
+# A prompt of at most this share of a step counts as short, and so many tokens always do.
+SHORT_SHARE = 16
 SHORT_TOKENS = 64
 # Room kept for what a row will generate, in tokens, when memory is projected.
 GENERATION_HEADROOM = 256
@@ -37,6 +35,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         rows_max: rows in all.
         prompts_max: short prompts at once, and long prompts at once.
         allowance: prompt tokens that one step may run.
+        step_size: tokens of one prompt that one step may run.
         padded_tokens_max: rows times longest row may not exceed it; None = not limited.
     """
 
@@ -46,17 +45,22 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rows_max: int
     prompts_max: int
     allowance: int
+    step_size: int
     padded_tokens_max: int | None = None
 
 
 def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
-    """Positions in `waiting` that join now, in the order in which they join."""
-    short_tokens = max(SHORT_TOKENS, batch.allowance // 4)
+    """Positions in `waiting` that join now, in the order in which they join.
+
+    Long prompts run side by side only if one step runs a whole piece of each: cut smaller, all of
+    them would finish as late as the last one.
+    """
+    short_tokens = max(SHORT_TOKENS, batch.allowance // SHORT_SHARE)
     rows = len(batch.prefilling) + batch.decoding
     longest = batch.longest
-    shorts = sum(1 for tokens in batch.prefilling if tokens <= short_tokens)
-    longs = len(batch.prefilling) - shorts
-    longs_max = min(batch.prompts_max, max(1, batch.allowance // LONG_ROW_TOKENS))
+    long_left = [tokens for tokens in batch.prefilling if tokens > short_tokens]
+    longs, widest = len(long_left), min(max(long_left, default=0), batch.step_size)
+    shorts = len(batch.prefilling) - longs
 
     chosen: list[int] = []
     for position in _order(waiting, now, short_tokens):
@@ -64,14 +68,20 @@ def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
         is_short = waiter.tokens <= short_tokens
         if rows >= batch.rows_max:
             break
-        if (shorts >= batch.prompts_max) if is_short else (longs >= longs_max):
+        if (shorts if is_short else longs) >= batch.prompts_max:
+            continue
+        piece = max(widest, min(waiter.tokens, batch.step_size))
+        if not is_short and longs and piece * (longs + 1) > batch.allowance:
             continue
         grown = max(longest, waiter.length + GENERATION_HEADROOM)
         if rows and not _fits(rows + 1, grown, batch.padded_tokens_max):
             continue
         chosen.append(position)
         rows, longest = rows + 1, grown
-        shorts, longs = shorts + is_short, longs + (not is_short)
+        if is_short:
+            shorts += 1
+        else:
+            longs, widest = longs + 1, piece
     return chosen
 
 

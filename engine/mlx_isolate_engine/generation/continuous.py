@@ -18,7 +18,9 @@ from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
+from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import EntryKind
+from mlx_isolate_engine.generation.rehearsal import Rehearsal
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_engine.generation.ticket import Ticket
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 # Share of max_step_s that a step may spend on reading cached prefixes from disk.
 RESTORE_SHARE = 0.3
+# A piece of prefill longer than this waits until prompts that have just run have their first token.
+HOLD_OVER_S = 0.01
+# Steps in a row that prefill may wait so; without a limit a stream of chats would stop it.
+HOLD_STEPS_MAX = 4
 
 
 class Parked:
@@ -60,9 +66,8 @@ class ContinuousLane:
         self._padded_tokens_max = padded_tokens_max
         self._rows_max = max(1, settings.decode_concurrency)
         self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
-        self._pace = PrefillPace(
-            settings.max_step_s, settings.prefill_step_size * self._prompts_max
-        )
+        self._pace = PrefillPace(settings.max_step_s, settings.prefill_step_size)
+        self._held = 0
         self._generator = BatchGenerator(
             parts.model,
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
@@ -77,6 +82,17 @@ class ContinuousLane:
         self._decoding: dict[int, Row] = {}
         self._parked: dict[Ticket, Parked] = {}
         self._resuming: list[Parked] = []
+
+    def rehearse(self, length_max: int) -> None:
+        """Before anything else, on a GPU: run every shape once (see rehearsal.py).
+
+        Args:
+            length_max: tokens that the model takes.
+        """
+        sampler = self._family.samplers.make(SamplingPlan(temperature=0.7, top_p=0.9))
+        Rehearsal(self._generator, self._pace, sampler, self._clock).run(
+            rows_max=self._rows_max, length_max=length_max
+        )
 
     # -- what the thread asks and tells
 
@@ -133,13 +149,32 @@ class ContinuousLane:
         self._let_in()
         self._restore()
         before = self._clock.monotonic()
-        share = self._pace.row_share(len(self._prefilling))
-        self._generator.prefill_step_size = min(share, self._settings.prefill_step_size)
+        self._generator.prefill_step_size = self._width()
         prompts, tokens = self._generator.next()
         if prompts:
             self._note_prompts(prompts, before)
         for response in tokens:
             self._note_token(response)
+
+    def _width(self) -> int:
+        """Tokens of each prompt that this step runs; 0 = prefill waits for first tokens."""
+        lefts = [row.prompt_left - 1 for row in self._prefilling.values() if row.prompt_left > 1]
+        if not lefts:
+            self._held = 0
+            return self._settings.prefill_step_size
+        width = self._pace.width(max(lefts), len(lefts), is_quiet=not self._decoding)
+        is_opening = len(lefts) < len(self._prefilling) or any(
+            row.generated == 0 for row in self._decoding.values()
+        )
+        if (
+            is_opening
+            and self._held < HOLD_STEPS_MAX
+            and self._pace.seconds(width * len(lefts)) > HOLD_OVER_S
+        ):
+            self._held += 1
+            return 0
+        self._held = 0
+        return width
 
     def _let_in(self) -> None:
         running = len(self._prefilling) + len(self._decoding) + len(self._restoring)
@@ -156,13 +191,15 @@ class ContinuousLane:
         """Take the rows that join now from those that wait."""
         running = [*self._prefilling.values(), *(row for row, _ in self._restoring)]
         lengths = (row.length for row in (*running, *self._decoding.values()))
+        lefts = [row.prompt_left for row in running if row.prompt_left > 1]
         batch = admission.Batch(
-            prefilling=[row.prompt_left for row in running],
-            decoding=len(self._decoding),
+            prefilling=lefts,
+            decoding=len(self._decoding) + len(running) - len(lefts),
             longest=max(lengths, default=0),
             rows_max=self._rows_max,
             prompts_max=self._prompts_max,
-            allowance=self._pace.allowance,
+            allowance=self._pace.allowance(is_quiet=not self._decoding),
+            step_size=self._settings.prefill_step_size,
             padded_tokens_max=self._padded_tokens_max,
         )
         waiters = [
@@ -223,23 +260,24 @@ class ContinuousLane:
     # -- what came out of it
 
     def _note_prompts(self, responses: list[Any], before: float) -> None:
-        ran = [0]
+        ran: list[int] = []
         ended: list[int] = []
         for response in responses:
             row = self._prefilling[response.uid]
             if row.generated == 0:
                 new, progress = row.note_prefill(response.progress[0])
-                ran.append(new)
-                self._deliveries.add(row.ticket.outbox, [progress])
+                if new:
+                    self._counters.prompt_tokens += new
+                    self._deliveries.add(row.ticket.outbox, [progress])
+                if not response.end_of_prompt:  # that one token runs as a decode step
+                    ran.append(new)
             if response.end_of_prompt:
                 self._decoding[response.uid] = self._prefilling.pop(response.uid)
             elif response.end_of_segment and row.checkpoints:
                 ended.append(response.uid)
-        self._counters.prompt_tokens += sum(ran)
-        running = sum(1 for response in responses if not response.end_of_prompt)
-        seconds = self._clock.monotonic() - before
-        self._pace.observe(max(ran) * running, seconds)
-        if running:
+        if any(ran):
+            seconds = self._clock.monotonic() - before
+            self._pace.observe(len(ran), max(ran), seconds)
             self._reuse.note_prefill(sum(ran), seconds)
         if ended:
             self._keep_checkpoints(ended)

@@ -1,52 +1,120 @@
 """How many prompt tokens one generation step may run, so that running streams do not stand still.
 
-Pure: fed with measured step times, it answers with an allowance in tokens.
+Pure: fed with measured step times, it answers with an allowance in tokens, and with the width of
+the next piece. Widths that cut a prompt are the step size halved some times: a GPU prepares each
+new shape once, so few shapes are used again and again.
 """
+
+from collections import deque
 
 # Share of max_step_s that a step aims at: measured rates wobble, and the promise to a running
 # stream is the whole of it.
 TARGET_SHARE = 0.6
+# While nobody streams a step may take so many times max_step_s: only those who arrive wait for it.
+QUIET_STEPS = 2.0
 # Before anything has been measured a step runs so many tokens; more could be a long first step.
 FIRST_ALLOWANCE = 128
 # Below this a step's fixed cost outweighs its tokens, and prefill would crawl.
 SMALLEST_ALLOWANCE = 16
-# One measurement changes the allowance at most by these factors: a single odd step (a page fault,
-# a compiled kernel) must neither stop prefill nor open the gate.
+# A measured step is taken as a promise for steps at most so many times larger.
+GROW_MOST = 4
+# One measurement lowers the rate at most by this factor: a single odd step (a page fault) must not
+# stop prefill.
 SHRINK_MOST = 0.25
-GROW_MOST = 2.0
+# Whole pieces of prompts that run side by side in a step. A fast machine is full with two; with
+# more, the first prompts of a crowd wait for the last ones.
+PIECES_MAX = 2
+# The best of so many last measurements counts: what disturbs a step makes it slower, never faster.
+RATES_KEPT = 3
+# Below this share of the known rate the machine has become slower, and older measurements are void.
+SLOWER_SHARE = 0.5
+# Shapes remembered as seen; without a limit odd prompt lengths would add up for ever.
+SHAPES_KEPT = 4096
 
 
 class PrefillPace:
-    """Keeps the allowance for one step, in prompt tokens including padding.
+    """Keeps the measured rate, in prompt tokens a second including padding.
 
     Args:
         max_step_s: the longest a running stream should wait for its next token.
-        largest: tokens that are never exceeded, however fast the machine is.
+        step_size: tokens of one prompt that one step runs at most.
     """
 
-    def __init__(self, max_step_s: float, largest: int) -> None:
-        assert max_step_s > 0 and largest > 0
+    def __init__(self, max_step_s: float, step_size: int) -> None:
+        assert max_step_s > 0 and step_size > 0
+        self._max_step_s = max_step_s
         self._target_s = max_step_s * TARGET_SHARE
-        self._largest = largest
-        self._allowance = float(min(FIRST_ALLOWANCE, largest))
+        self._step_size = step_size
+        self._rates: deque[float] = deque(maxlen=RATES_KEPT)
+        self._proven = FIRST_ALLOWANCE // GROW_MOST
+        self._shapes: set[tuple[int, int]] = set()
 
     @property
-    def allowance(self) -> int:
-        """Prompt tokens that the next step may run."""
-        return int(self._allowance)
+    def step_size(self) -> int:
+        """Tokens of one prompt that one step runs at most."""
+        return self._step_size
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that ran `tokens` prompt tokens in `seconds`, decoding included."""
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rate is known."""
+        return bool(self._rates)
+
+    def allowance(self, *, is_quiet: bool = False) -> int:
+        """Prompt tokens that the next step may run.
+
+        Args:
+            is_quiet: nobody waits for the next token of a running stream.
+        """
+        largest = self._step_size * PIECES_MAX
+        if not self._rates:
+            return min(FIRST_ALLOWANCE, largest)
+        seconds = self._max_step_s * QUIET_STEPS if is_quiet else self._target_s
+        tokens = min(max(self._rates) * seconds, self._proven * GROW_MOST)
+        return min(max(int(tokens), SMALLEST_ALLOWANCE), largest)
+
+    def width(self, longest: int, rows: int, *, is_quiet: bool = False) -> int:
+        """Tokens of each of `rows` prompts in the next step, of which the longest has `longest`.
+
+        The rest of a prompt runs in one piece; a piece that is no rest is the step size, halved
+        until `rows` of it fit.
+        """
+        share = self.allowance(is_quiet=is_quiet) // max(1, rows)
+        if longest <= min(share, self._step_size):
+            return max(1, longest)
+        width = self._step_size
+        while width > max(1, share):
+            width //= 2
+        return max(1, width)
+
+    def seconds(self, tokens: int) -> float:
+        """How long so many tokens should take; max_step_s as long as nothing has been measured."""
+        return tokens / max(self._rates) if self._rates else self._max_step_s
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """Learn from a step that ran `rows` pieces of `width`, decoding included."""
+        tokens = rows * width
         if tokens <= 0:
             return
-        if seconds < self._target_s and tokens < self._allowance / 2:
+        is_first = not self._shapes
+        is_new = self._is_new(rows, width)
+        if is_first:
+            return  # The first step of a process compiles.
+        if seconds < self._target_s and tokens < self.allowance() / 2:
             return  # A small step says nothing about how a full one would do.
-        affordable = tokens * self._target_s / max(seconds, 1e-6)
-        lowest = self._allowance * SHRINK_MOST
-        highest = self._allowance * GROW_MOST
-        wanted = min(max(affordable, lowest), highest)
-        self._allowance = min(max(wanted, float(SMALLEST_ALLOWANCE)), float(self._largest))
+        rate = tokens / max(seconds, 1e-6)
+        known = max(self._rates, default=0.0)
+        if is_new and rate < known:
+            return  # The first step of a shape may compile; it is seen again if it matters.
+        if rate < known * SLOWER_SHARE:
+            self._rates.clear()
+        self._rates.append(max(rate, known * SHRINK_MOST))
+        self._proven = max(self._proven, tokens)
 
-    def row_share(self, rows: int) -> int:
-        """Tokens for each of `rows` prompts that run together; at least one."""
-        return max(1, self.allowance // max(1, rows))
+    def _is_new(self, rows: int, width: int) -> bool:
+        shape = (rows, width)
+        if shape in self._shapes:
+            return False
+        if len(self._shapes) >= SHAPES_KEPT:
+            self._shapes.clear()
+        self._shapes.add(shape)
+        return True

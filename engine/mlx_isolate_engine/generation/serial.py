@@ -152,7 +152,7 @@ class SerialLane:
         prompt = row.plan.prompt
         for checkpoint in self._reuse.checkpoints(prompt, len(tokens)):
             while len(tokens) < checkpoint.end:
-                size = min(self._piece(len(tokens)), checkpoint.end - len(tokens))
+                size = self._piece(len(tokens), checkpoint.end)
                 piece = prompt.tokens[len(tokens) : len(tokens) + size]
                 self._run_piece(cache, piece, with_draft=row.plan.draft_tokens > 0)
                 tokens += piece
@@ -160,11 +160,11 @@ class SerialLane:
                 yield
             self._reuse.keep_checkpoint(row, tokens, cache, checkpoint.kind)
 
-    def _piece(self, done: int) -> int:
+    def _piece(self, done: int, end: int) -> int:
         # Where quantization begins depends on the pieces, so there they are always the same.
         if self._settings.kv_bits is not None:
-            return quantization.piece(done, step=self._settings.prefill_step_size)
-        return self._pace.row_share(1)
+            return min(quantization.piece(done, step=self._settings.prefill_step_size), end - done)
+        return self._pace.width(end - done, 1, is_quiet=True)
 
     def _run_piece(self, cache: list[Any], piece: list[int], *, with_draft: bool) -> None:
         before = self._parts.clock.monotonic()
@@ -177,7 +177,7 @@ class SerialLane:
             mx.eval([part.state for part in cache])
         mx.clear_cache()
         seconds = self._parts.clock.monotonic() - before
-        self._pace.observe(len(piece), seconds)
+        self._pace.observe(1, len(piece), seconds)
         self._reuse.note_prefill(len(piece), seconds)
 
     def _quantize(self, cache: list[Any]) -> None:

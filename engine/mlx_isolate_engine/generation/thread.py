@@ -27,6 +27,7 @@ from mlx_isolate_engine.generation.ports import (
     MakePromptCache,
     PromptCache,
 )
+from mlx_isolate_engine.generation.rehearsal import is_worthwhile
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
 from mlx_isolate_engine.generation.serial import SerialLane
@@ -265,7 +266,10 @@ class GenerationThread:
             clock=self._clock,
         )
         if draft is None and can_batch(self._settings, empty):
-            self._lanes["continuous"] = ContinuousLane(parts, padded_tokens_max(model))
+            lane = ContinuousLane(parts, padded_tokens_max(model))
+            if is_worthwhile():
+                lane.rehearse(self._loaded.facts.context_length)
+            self._lanes["continuous"] = lane
         else:
             self._lanes["serial"] = SerialLane(parts)
 

@@ -1,0 +1,138 @@
+"""In which pieces prompts run on devices of any speed, by the lane itself on a simulated clock."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_isolate_engine.generation.rehearsal import lives, widths
+from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
+
+MAX_STEP_S = 0.5
+# A device on which only launches and tokens cost time.
+GPU = Speed(tokens_per_s=100_000, pass_s=0.005)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> SimulatedLane:
+    return SimulatedLane(tmp_path, FAST_GPU, rehearsed=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pieces"),
+    [
+        (200, [(1, 199)]),
+        (2000, [(1, 1999)]),
+        (30_000, [*[(1, 2048)] * 14, (1, 30_000 - 1 - 14 * 2048)]),
+    ],
+)
+def test_a_fast_device_runs_a_prompt_in_whole_steps(
+    gpu: SimulatedLane, tokens: int, pieces: list[tuple[int, int]]
+) -> None:
+    gpu.finish(gpu.ask(tokens))
+    assert gpu.prefills == pieces
+
+
+def test_a_fast_device_runs_whole_steps_beside_a_stream_too(gpu: SimulatedLane) -> None:
+    stream = gpu.ask(8, 100_000)
+    gpu.finish(gpu.ask(2))
+    gpu.model.passes.clear()
+    gpu.finish(gpu.ask(10_000))
+    assert gpu.prefills == [*[(1, 2048)] * 4, (1, 9999 - 4 * 2048)]
+    assert stream.largest_gap_s < MAX_STEP_S
+
+
+def test_a_cold_fast_device_is_at_full_width_in_a_few_steps(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, FAST_GPU)
+    lane.finish(lane.ask(20_000))
+    assert [width for _, width in lane.prefills[:5]] == [128, 128, 512, 512, 2048]
+
+
+def test_a_crowd_of_short_prompts_joins_in_one_pass(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    asked = [lane.ask(14) for _ in range(4)]
+    lane.finish(*asked)
+    assert lane.prefills == [(4, 13)]
+    assert max(each.first_token_s for each in asked) < 0.02
+
+
+def test_the_second_half_of_a_crowd_does_not_wait_for_the_first_ones_tokens(
+    tmp_path: Path,
+) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    asked = [lane.ask(14) for _ in range(16)]
+    lane.finish(*asked)
+    assert lane.prefills == [(8, 13), (8, 13)]
+    assert max(each.first_token_s for each in asked) < 0.04
+
+
+def test_prompts_that_fill_a_step_together_run_side_by_side_and_the_rest_after_them(
+    tmp_path: Path,
+) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    asked = [lane.ask(1000) for _ in range(8)]
+    lane.finish(*asked)
+    assert lane.prefills == [(4, 999), (4, 999)]
+    # The first four have their token before the others' prompts run.
+    assert max(each.first_token_s for each in asked[:4]) < 0.06
+
+
+def test_first_tokens_do_not_wait_for_ever_longer_prompts_nor_these_for_ever(
+    tmp_path: Path,
+) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    long = lane.ask(20_000)
+    chats = [lane.ask(2, 1)]
+    while not long.texts:
+        chats.append(lane.ask(2, 1))
+        lane.step()
+    assert long.first_token_s < 1.5
+    assert max(each.first_token_s for each in chats if each.texts) < 0.1
+
+
+def test_a_slow_device_keeps_a_stream_running_and_cuts_in_few_shapes(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, SMALL_CPU)
+    stream = lane.ask(8, 100_000)
+    lane.finish(lane.ask(2))
+    lane.finish(*[lane.ask(6000) for _ in range(8)])
+    assert stream.largest_gap_s < MAX_STEP_S
+    cut = {width for _, width in lane.prefills if width & (width - 1) == 0}
+    assert len(cut) <= 4
+    assert max(width for _, width in lane.prefills) <= 512
+
+
+def test_a_slow_device_runs_larger_pieces_while_nobody_streams(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, SMALL_CPU)
+    lane.finish(lane.ask(10_000))
+    assert lane.prefills[:4] == [(1, 128), (1, 128), (1, 512), (1, 1024)]
+    assert len(lane.prefills) < 15
+
+
+def test_a_rehearsal_runs_every_shape_and_leaves_nothing(gpu: SimulatedLane) -> None:
+    shapes = {(each.rows, each.width) for each in gpu.rehearsal}
+    assert {(1, width) for width in (2048, 1024, 512, 256, 128, 64, 32, 16)} <= shapes
+    assert {(rows, 1) for rows in (16, 8, 4, 2, 1)} <= shapes
+    assert not gpu.lane.has_work()
+
+
+def test_a_rehearsal_leaves_out_what_would_take_long(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, Speed(tokens_per_s=300, pass_s=0.01), rehearsed=True)
+    assert max(each.width for each in lane.rehearsal) == 256
+
+
+def test_a_rehearsal_ends_where_kernels_take_for_ever(tmp_path: Path) -> None:
+    slow = Speed(tokens_per_s=100_000, pass_s=0.01, new_shape_s=10.0)
+    lane = SimulatedLane(tmp_path, slow, rehearsed=True)
+    took = lane.rehearsal[-1].at - lane.rehearsal[0].at
+    assert took < 90
+
+
+def test_rehearsed_widths_stay_below_the_context() -> None:
+    assert widths(2048, 600) == [16, 32, 64, 128, 256, 512]
+    assert widths(8, 600) == []
+
+
+def test_a_rehearsed_batch_halves_down_to_one_row() -> None:
+    tokens = lives(16)
+    sizes = [sum(1 for each in tokens if each > step) for step in range(max(tokens))]
+    assert sorted(set(sizes), reverse=True) == [16, 8, 4, 2, 1]
+    assert lives(1) == [4]
