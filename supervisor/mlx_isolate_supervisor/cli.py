@@ -44,6 +44,7 @@ COMMANDS = {
     "reload": ("control", "replace the engine of a model without a gap"),
     "reset": ("control", "forget the failures of a model and try again"),
     "flush": ("flush", "write prompt caches to disk and show the evidence"),
+    "drill": ("drill", "break something on purpose and see what is promised kept"),
     "cache": ("cache", "list, verify, prune or import prompt cache files"),
     "config": ("config", "check, show or import a configuration"),
 }

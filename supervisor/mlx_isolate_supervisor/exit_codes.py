@@ -9,5 +9,7 @@ FAILED = 1
 USAGE = 2
 # The port or the run directory is in use by another process.
 TAKEN = 3
+# A drill could not be run here; no promise was found broken.
+NOT_RUN = 4
 # A second signal cut the shutdown short: 128 + the signal's number, as shells report it.
 CUT_BASE = 128

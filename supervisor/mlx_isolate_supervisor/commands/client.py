@@ -64,6 +64,7 @@ class Daemon:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url: {url!r} is not an address such as http://127.0.0.1:8080.")
         self.url = url
+        self.api_key = api_key
         self.host = parts.hostname
         self._port = parts.port
         self._secure = parts.scheme == "https"
