@@ -127,6 +127,7 @@ def start_daemon(folder: Path) -> Child:
     """The whole daemon, with a made-up engine."""
     model = folder / "m"
     model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
     port = free_port()
     flags = ["--port", str(port), "--run-dir", str(folder / "run")]
     command = [sys.executable, "-m", "bench.relay_daemon", "serve", str(model), *flags]
