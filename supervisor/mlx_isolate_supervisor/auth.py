@@ -25,6 +25,11 @@ class KeyRing:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key) for key in keys)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether any key is needed."""
+        return bool(self._digests)
+
     def accepts(self, authorization: str | None, x_api_key: str | None) -> bool:
         """Whether a request with these headers may pass.
 
@@ -64,6 +69,8 @@ class KeyGuard:
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         headers = request.headers
+        if not self.ring.is_asked:
+            return await handler(request)
         is_open = request.path in OPEN_PATHS or request.path.startswith(OPEN_FOLDER)
         if not is_open and not self.ring.accepts(
             headers.get("Authorization"), headers.get("x-api-key")

@@ -281,6 +281,9 @@ def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
         logger.propagate = False
     # A full disk or a closed terminal must not print a traceback for every line.
     logging.raiseExceptions = False
+    # What no line shows is not looked up for it: the caller's frame, thread, process and task.
+    logging._srcfile = None  # pyright: ignore[reportPrivateUsage]
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     return logs
 
 

@@ -50,6 +50,7 @@ def test_byte_by_byte_hands_out_each_event_at_its_last_byte() -> None:
     assert [block for block in blocks if block] == [frame(event) for event in EVENTS]
 
 
+@settings(deadline=None)
 @given(
     payloads=st.lists(st.binary(min_size=1, max_size=60), max_size=8),
     cuts=st.lists(st.integers(0, 2000), max_size=12),
@@ -74,7 +75,7 @@ def test_any_split_of_any_chunks_is_passed_unchanged(
         position += len(block)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     text=st.lists(st.sampled_from([b"\n", b"\r", b"x", b"\n\n", b"data: y"]), max_size=30),
     chunk_cuts=st.lists(st.integers(0, 200), max_size=20),
@@ -178,6 +179,7 @@ def test_a_large_chunk_in_small_pieces_is_not_scanned_again_for_each() -> None:
     assert blocks[-1] == wire and not any(blocks[:-1])
 
 
+@settings(deadline=None)
 @given(size=st.integers(0, 50), cuts=st.lists(st.integers(0, 60), max_size=5))
 def test_a_sized_body_ends_at_its_length(size: int, cuts: list[int]) -> None:
     body = SizedBody(size)

@@ -14,8 +14,10 @@ from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
 
 REQUEST_ID = web.RequestKey("request_id", str)
+# What every answer to a request has among its headers, whoever writes it.
+OWN_FIELDS = web.RequestKey("own_fields", tuple[tuple[str, str], ...])
 
-_SERVER_NAME = "mlx-isolate"
+_SERVER = ("Server", "mlx-isolate")
 # What a client may call its request; anything else is replaced, so that logs stay readable.
 _REQUEST_ID_FORM = re.compile(r"[!-~]{1,128}")
 # A made id is this process's own random part and a number.
@@ -58,7 +60,13 @@ class Edge:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the request, then turn whatever the handler raises into one JSON answer."""
-        request[REQUEST_ID] = choose_request_id(request.headers.get("x-request-id"))
+        request_id = choose_request_id(request.headers.get("x-request-id"))
+        request[REQUEST_ID] = request_id
+        request[OWN_FIELDS] = (
+            _SERVER,
+            ("x-request-id", request_id),
+            *self._origins.answer_headers(request.headers.get("Origin")),
+        )
         try:
             self._check(request)
             if request.method == "OPTIONS":
@@ -82,14 +90,16 @@ class Edge:
             return _refusal(request, fault)
 
     def _check(self, request: web.Request) -> None:
-        size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+        fields = request.raw_headers
+        size = sum(map(len, itertools.chain.from_iterable(fields))) + 4 * len(fields)
         if size > self._header_bytes_max:
             raise RequestError(
                 f"The request's headers have {size} bytes; the limit is {self._header_bytes_max}.",
                 status=431,
                 code="headers_too_large",
             )
-        hosts = request.headers.getall("Host", [])
+        headers = request.headers
+        hosts = headers.getall("Host", [])
         if len(hosts) > 1:
             raise RequestError("The request has more than one Host header.", code="bad_host")
         host = hosts[0] if hosts else None
@@ -101,7 +111,7 @@ class Edge:
                 code="host_not_allowed",
             )
         if request.method in _CHANGING_METHODS and self._origins.is_forged(
-            request.headers.get("Origin"), host, request.headers.get("Content-Type", "")
+            headers.get("Origin"), host, headers.get("Content-Type", "")
         ):
             raise RequestError(
                 "This browser origin may not call this server; see --allowed-origins.",
@@ -134,13 +144,8 @@ class Edge:
     async def _on_response_prepare(
         self, request: web.Request, response: web.StreamResponse
     ) -> None:
-        headers = response.headers
-        headers["Server"] = _SERVER_NAME
-        request_id = request.get(REQUEST_ID)
-        if request_id is not None:
-            headers["x-request-id"] = request_id
-        for name, value in self._origins.answer_headers(request.headers.get("Origin")):
-            headers[name] = value
+        for name, value in request.get(OWN_FIELDS, (_SERVER,)):
+            response.headers[name] = value
 
 
 def choose_request_id(asked: str | None) -> str:

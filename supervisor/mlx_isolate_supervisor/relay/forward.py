@@ -1,14 +1,15 @@
 """One request to one engine and back."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict
 
 from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
 from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
+from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
 from mlx_isolate_supervisor.relay.error_wire import error_event
 from mlx_isolate_supervisor.relay.exchange import (
@@ -89,13 +90,9 @@ class Relay:
 
     def handler(self, engine_path: str) -> WorkHandler:
         """The aiohttp handler for requests that go to `engine_path` on an engine."""
+        return functools.partial(self._handle, engine_path)
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._handle(request, engine_path)
-
-        return handle
-
-    async def _handle(self, request: web.Request, engine_path: str) -> web.StreamResponse:
+    async def _handle(self, engine_path: str, request: web.Request) -> web.StreamResponse:
         """Account for one request from its head to its only outcome."""
         exchange = Exchange(
             request_id=request[REQUEST_ID], path=engine_path, started_s=time.monotonic()
@@ -107,10 +104,10 @@ class Relay:
         self._observer.started(exchange)
         try:
             with self._bodies.hold() as hold:
-                response = await self._carry(request, exchange, hold)
-            exchange.status = response.status
-            await self._send_large(request, response)
-            return response
+                answer = await self._carry(request, exchange, hold)
+            exchange.status = answer.status
+            await self._send_late(request, answer)
+            return answer
         except HttpError as error:
             exchange.status, exchange.code = error.status, error.code
             exchange.outcome = "failed" if isinstance(error, EngineError) else "rejected"
@@ -120,6 +117,9 @@ class Relay:
             raise
         except asyncio.CancelledError as error:
             exchange.outcome = "cancelled"
+            if request.writer.output_size and request.transport is not None:
+                # It was answered already, and has not been read: no second answer can follow.
+                request.transport.abort()
             refusal = take_cancellation(request, error)
             exchange.status, exchange.code = refusal.status, refusal.code
             raise refusal from None
@@ -128,14 +128,14 @@ class Relay:
             exchange.ended_s = time.monotonic()
             self._observer.ended(exchange)
 
-    async def _send_large(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _send_late(self, request: web.Request, answer: RelayedAnswer) -> None:
         """Write a whole answer that is not written yet; its engine is not held up any more."""
-        if response.prepared:
+        if answer.is_begun:
             return
-        await response.prepare(request)
+        answer.begin()
         try:
             async with asyncio.timeout(self._limits.client_stall_s):
-                await response.write_eof()
+                await request.writer.drain()
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -143,7 +143,7 @@ class Relay:
 
     async def _carry(
         self, request: web.Request, exchange: Exchange, hold: BodyHold
-    ) -> web.StreamResponse:
+    ) -> RelayedAnswer:
         check_head(request, self._limits)
         body = await read_body(request, self._limits, hold)
         fields = read_routing(body)
@@ -258,7 +258,7 @@ class Conversation:
 
     async def answer(
         self, head: AnswerHead, limits: RelayLimits, observer: RelayObserver
-    ) -> web.StreamResponse:
+    ) -> RelayedAnswer:
         """Send the client what the engine answers.
 
         Raises:
@@ -267,18 +267,13 @@ class Conversation:
         ended: Outcome = (
             "answered" if head.status < 400 else "rejected" if head.status < 500 else "failed"
         )
-        # Which pages may read an answer is the supervisor's to say, once.
-        headers = CIMultiDict(
-            field for field in head.headers if not field[0].lower().startswith("access-control-")
-        )
         if head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
-            whole = await self._answer_whole(head, headers)
-            await self._send_small(whole)
+            whole = await self._answer_whole(head)
             self._exchange.first_byte_s = time.monotonic()
             observer.first_byte(self._exchange)
             self.outcome = ended
             return whole
-        response = await self._begin(head, headers)
+        answer = RelayedAnswer(self._request, head)
 
         def on_first() -> None:
             self._exchange.first_byte_s = time.monotonic()
@@ -286,6 +281,7 @@ class Conversation:
 
         sink = ClientSink(
             self._request,
+            answer,
             stall_s=limits.client_stall_s,
             is_unframed=head.length is None and self._request.version < HttpVersion11,
             on_first=on_first,
@@ -295,48 +291,37 @@ class Conversation:
             self.outcome = ended
         except (EngineGone, FramingError) as error:
             reason = await self._reason(error)
-            self._end_early(reason, head, response, sink)
+            self._end_early(reason, head, answer, sink)
         except ClientStalled:
             self.outcome = "cancelled"
             sink.abort()
         except asyncio.CancelledError as error:
             self.outcome = "cancelled"
             refusal = take_cancellation(self._request, error)
-            self._end_early(refusal, head, response, sink)
-        return response
+            self._end_early(refusal, head, answer, sink)
+        return answer
 
-    async def _answer_whole(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.Response:
+    async def _answer_whole(self, head: AnswerHead) -> RelayedAnswer:
+        """An answer that is short, written at once if that cannot wait for the client.
+
+        So the client need not wait for the accounting of its request; an answer for which the
+        client might have to read first is written after the engine is given back.
+        """
         try:
             body = await self._connection.read_whole()
         except (EngineGone, FramingError) as error:
             raise await self._reason(error) from None
         self._exchange.bytes_out = len(body)
-        return web.Response(status=head.status, reason=head.reason, headers=headers, body=body)
-
-    async def _send_small(self, whole: web.Response) -> None:
-        """Write an answer at once if that cannot wait for the client.
-
-        So the client need not wait for the accounting of its request; an answer for which the
-        client might have to read first is written after the engine is given back.
-        """
+        answer = RelayedAnswer(self._request, head, body)
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has gone")
-        if self._exchange.bytes_out <= _AT_ONCE_BYTES_MAX and not transport.get_write_buffer_size():
-            await whole.prepare(self._request)
-            await whole.write_eof()
-
-    async def _begin(self, head: AnswerHead, headers: CIMultiDict[str]) -> web.StreamResponse:
-        response = web.StreamResponse(status=head.status, reason=head.reason, headers=headers)
-        if head.length is not None:
-            response.content_length = head.length
-        elif self._request.version >= HttpVersion11:
-            response.enable_chunked_encoding()
-        await response.prepare(self._request)
-        return response
+        if len(body) <= _AT_ONCE_BYTES_MAX and not transport.get_write_buffer_size():
+            answer.begin()
+        return answer
 
     def _end_early(
-        self, reason: HttpError, head: AnswerHead, response: web.StreamResponse, sink: ClientSink
+        self, reason: HttpError, head: AnswerHead, answer: RelayedAnswer, sink: ClientSink
     ) -> None:
         """End an answer that was begun: by an error event, or torn where there are no events.
 
@@ -349,7 +334,7 @@ class Conversation:
         self._exchange.code = reason.code
         if head.is_event_stream:
             sink.write(frame(error_event(reason, self._exchange.path)))
-            response.force_close()
+            answer.force_close()
         else:
             sink.close()
 

@@ -61,6 +61,9 @@ HOP_BY_HOP = frozenset(
     }
 )
 
+# Headers of an answer that the supervisor gives, besides those about origins.
+OWN_HEADERS = frozenset({"server", "x-request-id"})
+
 
 class FramingError(Exception):
     """The engine's bytes are no HTTP/1.1 answer that can be passed on."""
@@ -71,14 +74,21 @@ class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         headers: end-to-end headers in their order; framing and hop-by-hop ones are left out.
+        passed_on: what of the head the client gets as it is, encoded, from the status on: without
+            the fields that are the supervisor's to say.
+        has_date: whether a Date is among them.
         length: bytes of the body, None when it is chunked.
+        has_length: whether the length was given as a header.
         keeps_alive: whether the engine will take another request on this connection.
     """
 
     status: int
     reason: str
     headers: tuple[tuple[str, str], ...]
+    passed_on: bytes
+    has_date: bool
     length: int | None
+    has_length: bool
     is_event_stream: bool
     keeps_alive: bool
 
@@ -126,15 +136,29 @@ def _make_head(status_line: re.Match[str], fields: list[tuple[str, str]]) -> Ans
                 kept.append((name, value))
                 if lowered == "content-type":
                     is_event_stream = value.lower().startswith("text/event-stream")
-    status = int(status_line[2])
+    status, reason = int(status_line[2]), status_line[3] or ""
+    headers = tuple(field for field in kept if field[0].lower() not in connection)
     return AnswerHead(
         status=status,
-        reason=status_line[3] or "",
-        headers=tuple(field for field in kept if field[0].lower() not in connection),
+        reason=reason,
+        headers=headers,
+        passed_on=_encode_passed_on(status, reason, headers),
+        has_date=any(name.lower() == "date" for name, _ in headers),
         length=_body_length(lengths, codings, status),
+        has_length=bool(lengths),
         is_event_stream=is_event_stream,
         keeps_alive=status_line[1] == "1" and "close" not in connection,
     )
+
+
+def _encode_passed_on(status: int, reason: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+    lines = [f"{status} {reason}"]
+    for name, value in headers:
+        lowered = name.lower()
+        # Which pages may read an answer is the supervisor's to say, once.
+        if lowered not in OWN_HEADERS and not lowered.startswith("access-control-"):
+            lines.append(f"{name}: {value}")
+    return ("\r\n".join(lines) + "\r\n").encode()
 
 
 def _body_length(lengths: set[str], codings: list[str], status: int) -> int | None:

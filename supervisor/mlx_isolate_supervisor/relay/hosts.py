@@ -1,10 +1,14 @@
 """Which Host names a request may carry: the defence of a loopback server against DNS rebinding."""
 
+import functools
+
 import msgspec
 
 from mlx_isolate_supervisor.relay.origins import is_loopback_host
 
 ANY_HOST = "*"
+# A name of the DNS with a port; nothing longer is right, or worth remembering.
+_NAME_LENGTH_MAX = 260
 
 
 class HostPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,12 +33,22 @@ class HostPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def allows(self, host_header: str | None) -> bool:
         """Whether a request with this Host header (None: HTTP/1.0 without one) is served."""
-        if host_header is None or not self.is_checking:
+        if host_header is None:
             return True
-        host = _without_port(host_header).rstrip(".").lower()
-        if host == self.bound_host.lower() or is_loopback_host(host):
-            return True
-        return any(host == name.lower() for name in self.allowed)
+        if len(host_header) > _NAME_LENGTH_MAX:
+            return not self.is_checking
+        return _allows(self, host_header)
+
+
+@functools.lru_cache(maxsize=256)
+def _allows(policy: HostPolicy, host_header: str) -> bool:
+    """Remembered, since nearly every request carries the same name."""
+    if not policy.is_checking:
+        return True
+    host = _without_port(host_header).rstrip(".").lower()
+    if host == policy.bound_host.lower() or is_loopback_host(host):
+        return True
+    return any(host == name.lower() for name in policy.allowed)
 
 
 def _without_port(host_header: str) -> str:

@@ -1,4 +1,4 @@
-"""The client's side of an answer that was begun: raw writes under aiohttp's response."""
+"""The client's side of an answer under way: raw writes, and the wait for a client that is slow."""
 
 import array
 import asyncio
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.framing import unframe
 
 
@@ -16,10 +17,10 @@ class ClientStalled(Exception):
 
 
 class ClientSink:
-    """Writes blocks to the transport of a request whose response headers are sent.
+    """Writes an answer to the transport of its request.
 
     Args:
-        request: its response must have been prepared.
+        answer: is begun with the first block.
         is_unframed: whether blocks are chunks whose framing the client does not know.
         stall_s: longest time in which the client may read nothing.
         on_first: called before the first block.
@@ -28,6 +29,7 @@ class ClientSink:
     def __init__(
         self,
         request: web.Request,
+        answer: RelayedAnswer,
         *,
         stall_s: float,
         is_unframed: bool,
@@ -36,6 +38,7 @@ class ClientSink:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client has gone")
+        self._answer = answer
         self._transport = transport
         self._protocol = request.protocol
         self._writer = request.writer
@@ -45,10 +48,23 @@ class ClientSink:
         # Bound once: this is called for every event of every stream.
         self.write: Callable[[bytes], None] = self._write_first
 
+    def begin(self, block: bytes) -> None:
+        """Write the head and what has come with it, which may be nothing.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        if block:
+            self._note_first()
+        self._answer.begin(unframe(block) if self._is_unframed else block)
+
     def _write_first(self, block: bytes) -> None:
+        self._note_first()
+        self.write(block)
+
+    def _note_first(self) -> None:
         self._on_first()
         self.write = self._write_unframed if self._is_unframed else self._transport.write
-        self.write(block)
 
     def _write_unframed(self, chunks: bytes) -> None:
         self._transport.write(unframe(chunks))

@@ -39,6 +39,10 @@ class Sink(Protocol):
         """Whether so much is waiting that the source should stop."""
         ...
 
+    def begin(self, block: bytes, /) -> None:
+        """Take what arrived with the head, which may be nothing; before anything else."""
+        ...
+
     def write(self, block: bytes, /) -> None:
         """Take a block; must not block or raise."""
         ...
@@ -142,8 +146,9 @@ class EngineConnection(asyncio.Protocol):
         assert self._body is not None
         early = b"".join(self._early)
         self._early.clear()
+        sink.begin(early)
         self._sink = sink
-        self._pass(sink, self._body, early)
+        self._note_passed(sink, self._body, len(early))
         while True:
             if self._is_paused:
                 await sink.drain()
@@ -268,7 +273,11 @@ class EngineConnection(asyncio.Protocol):
     def _pass(self, sink: Sink, body: Body, block: bytes) -> None:
         if block:
             sink.write(block)
-            self._left_bytes -= len(block)
+        self._note_passed(sink, body, len(block))
+
+    def _note_passed(self, sink: Sink, body: Body, size: int) -> None:
+        if size:
+            self._left_bytes -= size
             self._look_at_pressure()
         self._write_event = sink.write if body.is_at_boundary and self.bytes_passed else None
 
