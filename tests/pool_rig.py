@@ -20,6 +20,7 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.lease import Lease, Outcome
 from mlx_isolate_supervisor.orphans import process_start
 from mlx_isolate_supervisor.pool import Pool
+from mlx_isolate_supervisor.pool_limits import PoolLimits
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
@@ -138,6 +139,8 @@ async def pool_rig(
     preload: bool = False,
     aliases: tuple[str, ...] = (),
     standby: int | None = 0,
+    limits: PoolLimits | None = None,
+    needs: Mapping[str, int] | None = None,
 ) -> AsyncGenerator[PoolRig]:
     """A running pool; on leaving it is stopped, and nothing of it may be left.
 
@@ -145,13 +148,16 @@ async def pool_rig(
         models: start faults by model id; one model `m` without faults if absent.
         settings: limits; the defaults with QUICK_RESTART if absent.
         standby: spare engines; none unless a test is about them, since most count processes.
+        limits: of all models together; none if absent.
+        needs: bytes that a model needs, by id (its share of the prompt cache; no engine uses it).
     """
     home = Path(tempfile.mkdtemp(prefix="mi", dir="/tmp"))
     run_directory = RunDirectory.acquire(home / "run")
     specs: list[ModelSpec] = []
     for model in models or {"m": {}}:
         (home / "models" / model).mkdir(parents=True)
-        engine = EngineSettings(decode_concurrency=places)
+        share = None if needs is None else needs[model]
+        engine = EngineSettings(decode_concurrency=places, prompt_cache_bytes=share)
         spec = ModelSpec(id=model, model=str(home / "models" / model), engine=engine)
         specs.append(msgspec.structs.replace(spec, preload=preload, aliases=aliases))
     rigs: list[PoolRig] = []
@@ -162,6 +168,7 @@ async def pool_rig(
         run_directory=run_directory,
         on_event=lambda event: rigs[0].events.append(event),
         standby=standby,
+        limits=limits,
     )
     rig = PoolRig(pool, run_directory, home / "models")
     rigs.append(rig)

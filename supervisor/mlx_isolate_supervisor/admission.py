@@ -77,6 +77,8 @@ class Waiter:
         self.request_id = request_id
         self.place: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
+        # When it joined the line, monotonic seconds.
+        self.arrived_s = 0.0
 
     async def wait_place(self) -> SlotLease:
         """The lease, once it is granted; a lease that comes too late is given back.
@@ -109,6 +111,13 @@ class WaitingLine:
     def __iter__(self) -> Iterator[Waiter]:
         """From the first to the last."""
         return iter(self._line)
+
+    @property
+    def first(self) -> Waiter | None:
+        """Who has waited longest, None if nobody waits."""
+        while self._line and self._line[0].place.done():
+            self._line.popleft()
+        return self._line[0] if self._line else None
 
     def join(self, waiter: Waiter) -> None:
         """Stand at the end."""

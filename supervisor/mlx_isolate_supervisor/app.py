@@ -20,6 +20,7 @@ from mlx_isolate_supervisor.display import make_display
 from mlx_isolate_supervisor.logs import Logs, log_event, start_logging
 from mlx_isolate_supervisor.orphans import reap_orphans
 from mlx_isolate_supervisor.pool import Pool
+from mlx_isolate_supervisor.pool_limits import pool_limits
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
@@ -79,6 +80,7 @@ async def _serve(launch: Launch, folder: RunDirectory, logs: Logs) -> int:
         run_directory=folder,
         on_event=daemon.on_event,
         standby=settings.standby,
+        limits=pool_limits(settings),
     )
     return await daemon.serve(launch.sockets)
 

@@ -7,9 +7,11 @@ import re
 
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.errors import CapacityError, EngineError
+from mlx_isolate_supervisor.eviction import Refusal
 from mlx_isolate_supervisor.lifecycle import Event
 from mlx_isolate_supervisor.process import Exit
 from mlx_isolate_supervisor.restart import Judgement
+from mlx_isolate_supervisor.settings.quantities import show_bytes
 from mlx_isolate_supervisor.status import Failure, LastExit
 
 _PATH = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^\s'\"/]+/)*([^\s'\"/]*)")
@@ -74,6 +76,21 @@ def replacement_failed(model_id: str, why: str) -> CapacityError:
     """503 for a reload whose new engine did not come up."""
     message = f"the new engine of {model_id} did not come up, the old one serves on: "
     return CapacityError(message + hide_paths(why), status=503, code="reload_failed")
+
+
+def no_room(model_id: str, refusal: Refusal) -> CapacityError:
+    """507 for a model that does not fit, whoever leaves; with the figures."""
+    held = ", ".join(
+        f"{one.id} ({show_bytes(one.bytes)}{', pinned' if one.is_pinned else ''})"
+        for one in refusal.held
+    )
+    message = f"the model {model_id} needs about {show_bytes(refusal.need_bytes)} of memory, "
+    if refusal.budget_bytes is None:
+        message += f"and at most {refusal.models_max} models may be loaded"
+    else:
+        message += f"and the budget of all models is {show_bytes(refusal.budget_bytes)}"
+    message += f"; held by {held}." if held else "; nothing else is loaded."
+    return CapacityError(message, status=507, code="memory_budget_exceeded")
 
 
 def queue_full(model_id: str, waiting: int) -> CapacityError:

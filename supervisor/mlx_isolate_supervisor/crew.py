@@ -13,7 +13,7 @@ from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.process import OUTPUT_LINES_MAX, EngineProcess, ProcessListener
 from mlx_isolate_supervisor.retirees import Retirees
 from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.spawner import Spawner
+from mlx_isolate_supervisor.spawner import EngineSource
 from mlx_isolate_supervisor.status import Replacement
 
 
@@ -31,13 +31,13 @@ class Crew:
 
     def __init__(
         self,
-        spawner: Spawner,
+        source: EngineSource,
         settings: SlotSettings,
         *,
         now: Callable[[], float],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._spawner = spawner
+        self._source = source
         self._now = now
         self.engine: Incarnation | None = None
         self.successor: Incarnation | None = None
@@ -50,6 +50,12 @@ class Crew:
     def is_empty(self) -> bool:
         """Whether no process is left."""
         return self.engine is None and self.successor is None and not self.retirees
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its processes held at the last look, all together."""
+        members = [self.engine, self.successor, *self.retirees]
+        return sum(one.memory[0] for one in members if one is not None and one.memory)
 
     @property
     def replacement(self) -> Replacement | None:
@@ -89,7 +95,7 @@ class Crew:
 
     def _new(self, spec: ModelSpec, listener: ProcessListener, *, use_standby: bool) -> Incarnation:
         self.spawned += 1
-        process = self._spawner.spawn(
+        process = self._source.spawn(
             spec, self.spawned, listener=listener, output=self.output, use_standby=use_standby
         )
         return Incarnation(process, self._now())

@@ -23,6 +23,7 @@ from mlx_isolate_supervisor.logs import LogBook, log_event, set_level
 from mlx_isolate_supervisor.memory import footprint
 from mlx_isolate_supervisor.observability import Observability
 from mlx_isolate_supervisor.pool import Pool
+from mlx_isolate_supervisor.pool_limits import pool_limits
 from mlx_isolate_supervisor.reconfigure import Reconfiguration
 from mlx_isolate_supervisor.relay.client import client_factory, runner_options
 from mlx_isolate_supervisor.relay.edge import Edge
@@ -205,7 +206,7 @@ class Daemon:
 
     def _apply(self, new: ServeSettings) -> ModelChanges:
         """Take over from new settings what can change while running."""
-        changes = self.pool.reconfigure(new.models)
+        changes = self.pool.reconfigure(new.models, pool_limits(new))
         self._settings = merge_live(self._settings, new)
         self._guard.ring = KeyRing(new.api_keys)
         set_level(new.log_level)

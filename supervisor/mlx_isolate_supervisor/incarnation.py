@@ -31,6 +31,8 @@ class Incarnation:
         planned: it was told to end by an unload, a reload or a shutdown.
         fault: why it was ended otherwise, as (stable word, sentence): `hung`, `start_timeout`, ...
         completed: it completed at least one completion.
+        ready_at: when it became ready, monotonic seconds; None before that.
+        available_before: memory that was free beside it at the last look, None if unknown.
     """
 
     def __init__(self, process: EngineProcess, now: float) -> None:
@@ -49,6 +51,8 @@ class Incarnation:
         self.planned = False
         self.fault: tuple[str, str] | None = None
         self.completed = False
+        self.ready_at: float | None = None
+        self.available_before: int | None = None
         self._socket_gone_at: float | None = None
 
     def __repr__(self) -> str:
@@ -70,6 +74,7 @@ class Incarnation:
     def become_ready(self, ready: wire.Ready, now: float) -> None:
         """It listens; from now on the watchdog expects progress."""
         self.facts = ready.facts
+        self.ready_at = now
         self.load_s = now - self.spawned_at
         self.bare_load_s = ready.load_s
         self.pulse = watchdog.begin_service(now)

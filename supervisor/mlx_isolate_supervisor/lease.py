@@ -43,6 +43,13 @@ class Admission(Protocol):
         """The id that clients use."""
         ...
 
+    def keep_alive(self, idle_s: float) -> None:
+        """Keep the model loaded for so long after its last request; 0 = not at all.
+
+        Holds until another request asks for something else; infinite = for good.
+        """
+        ...
+
     async def admit(self, request_id: str) -> Lease:
         """Wait in the bounded queue for a ready engine with a free place.
 

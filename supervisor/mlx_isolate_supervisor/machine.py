@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
@@ -27,11 +27,10 @@ from mlx_isolate_supervisor.memory import available_bytes
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
 from mlx_isolate_supervisor.overlap import has_room_for_two
 from mlx_isolate_supervisor.process import EngineProcess, Exit
+from mlx_isolate_supervisor.residency import RETURN_BYTES_MIN, Residency
 from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
-from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
-from mlx_isolate_supervisor.spawner import Spawner
-from mlx_isolate_supervisor.standby import Standbys
+from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.spawner import EngineSource
 from mlx_isolate_supervisor.status import Failure, LastExit, LoadStep, SlotEvent, Transition
 from mlx_isolate_supervisor.timers import Timers
 
@@ -45,8 +44,6 @@ FILES_LOOK_S = 0.2
 # eat the spare that another model may need.
 STANDBY_STREAK_MAX = 1
 
-Post = Callable[[Callable[[], None]], None]
-
 
 class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
     """What all slots of a supervisor share.
@@ -55,54 +52,77 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
         on_event: told about every transition and load step; must not block or raise.
         jitter: a random number in -1..1 for the restart delay.
         available_bytes: memory that is free for another engine; None if unknown.
-        standbys: spare processes that an engine may be made of.
+        source: where engine processes come from.
+        residency: who may be loaded.
+        need_bytes: what an engine of a model will hold.
     """
 
-    command: EngineCommand
     settings: SlotSettings
-    run_directory: RunDirectory
+    source: EngineSource
+    residency: Residency
+    need_bytes: Callable[[ModelSpec], int]
     clock: Clock
     on_event: Callable[[SlotEvent], None] | None = None
     jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
     available_bytes: Callable[[], int | None] = available_bytes
-    standbys: Standbys | None = None
+
+
+class SlotSide(Protocol):
+    """What the machine needs of its slot."""
+
+    def post(self, message: Callable[[], object]) -> None:
+        """Put a message into the mailbox."""
+        ...
+
+    def refuse_failed(self) -> None:
+        """Refuse everybody who waits; on the way into FAILED."""
+        ...
+
+    def note_ready(self) -> None:
+        """An engine has become ready."""
+        ...
+
+    def ask_room(self) -> bool:
+        """Whether an engine may be started now; else `take_room` or `miss_room` follows."""
+        ...
+
+    def has_space_beside(self) -> bool:
+        """Whether the memory budget allows a second engine."""
+        ...
 
 
 class Machine:
     """One model's lifecycle.
 
     Args:
-        post: puts a message into the slot's mailbox.
-        on_failed: refuses everybody who waits; called on the way into FAILED.
+        side: the slot.
 
     Attributes:
         wanted: the desired state, up or down.
+        deferred: the event that would start an engine, while there is no room for one.
+        room_error: why there can be no room; None once it is asked for anew.
         stop_by: when a shutdown must be done, monotonic seconds; None while none runs.
         crew: its processes.
         restarts: respawns after an end that nobody asked for, by cause.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        context: SlotContext,
-        *,
-        post: Post,
-        on_failed: Callable[[], object],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, context: SlotContext, side: SlotSide) -> None:
         self.spec = spec
         self._context = context
         self._settings = context.settings
         self._now = context.clock.monotonic
-        self._post = post
-        self._on_failed = on_failed
-        self.timers = Timers(lambda name, ticket: post(partial(self._fire, name, ticket)))
+        self._side = side
+        self._post = post = side.post
+        self.timers = Timers(
+            lambda name, ticket: post(partial(self._fire, name, ticket)), self._now
+        )
         self.state = State.STOPPED
         self.since = context.clock.wall()
         self.wanted = False
         self.stop_by: float | None = None
-        spawner = Spawner(context.command, context.run_directory, context.standbys)
-        self.crew = Crew(spawner, context.settings, now=self._now, post=post)
+        self.deferred: Event | None = None
+        self.room_error: Callable[[], CapacityError] | None = None
+        self.crew = Crew(context.source, context.settings, now=self._now, post=post)
         self.last_exit: LastExit | None = None
         self.restarts: Counter[str] = Counter()
         self._drain_s = self._settings.drain_timeout_s
@@ -119,15 +139,35 @@ class Machine:
         """Something wants the model."""
         if self.stop_by is None:
             self.wanted = True
+            self.room_error = None
             self.look_for_repair()
             self._apply(Event.WANT_UP)
 
-    def want_down(self, drain_timeout_s: float | None) -> None:
+    def want_down(self, drain_timeout_s: float | None = None, reason: str = "") -> None:
         """Unload, draining for at most so long (None: as configured)."""
         self.wanted = False
+        self.deferred = None
         limit = self._settings.drain_timeout_s
         self._drain_s = limit if drain_timeout_s is None else drain_timeout_s
-        self._apply(Event.WANT_DOWN)
+        self._apply(Event.WANT_DOWN, reason)
+
+    def take_room(self) -> None:
+        """There is room now for what was deferred."""
+        event, self.deferred = self.deferred, None
+        if event is not None:
+            self._apply(event)
+
+    def miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
+        """There can be no room (with the reason), or nobody waits for it so urgently."""
+        event, self.deferred = self.deferred, None
+        if event is None:
+            return
+        self.room_error = make_error
+        if self.state is State.STOPPED:
+            self.wanted = False
+            log_event("model.not_loaded", model=self.spec.id, reason=_room_reason(make_error))
+        else:
+            self.timers.set("try", max(self._try_delay_s, self._settings.restart.half_open_s))
 
     def change_spec(self, spec: ModelSpec | None) -> None:
         """Another configuration, or (None) a reload with the same."""
@@ -148,6 +188,7 @@ class Machine:
         """Go down for good, at the latest at `stop_by`."""
         self.stop_by = stop_by
         self.wanted = False
+        self.deferred = None
         self.crew.retirees.shut_down(stop_by, self._drain_limit_s())
         self._apply(Event.WANT_DOWN)
 
@@ -178,6 +219,11 @@ class Machine:
             self._files_looked_at = now
             if model_fingerprint(self.spec) != self._files:
                 self.reset("its files changed")
+
+    @property
+    def is_going_down(self) -> bool:
+        """Whether its engine is on its way out, and no other is to follow."""
+        return not self.wanted and self.state in (State.DRAINING, State.STOPPING)
 
     # -- What others read -------------------------------------------------------------------------
 
@@ -253,6 +299,7 @@ class Machine:
         engine.become_ready(ready, self._now())
         event = Event.SUCCESSOR_READY if engine is self.crew.successor else Event.READY
         self._apply(event, f"loaded in {engine.load_s:.2f} s")
+        self._side.note_ready()
 
     def _fail_start(self, engine: Incarnation, why: str) -> None:
         fault = ("start_failed", why)
@@ -273,6 +320,10 @@ class Machine:
             return
         self.timers.cancel(f"report_end {engine.number}")
         last_exit = engine.last_exit(exit, self._context.clock.wall())
+        if engine.memory is not None:
+            self._context.residency.note_gone(
+                self.spec.id, engine.memory[0], engine.available_before
+            )
         if engine is self.crew.engine:
             self.crew.engine = None
             self.last_exit = last_exit
@@ -341,6 +392,8 @@ class Machine:
 
     def _watch(self) -> None:
         engine, successor, now = self.crew.engine, self.crew.successor, self._now()
+        if engine is not None and engine.memory and engine.memory[0] >= RETURN_BYTES_MIN:
+            engine.available_before = self._context.available_bytes()
         if engine is not None and self.state is State.STARTING:
             verdict = engine.look_at_load(now, self._settings)
             if verdict is not None:
@@ -364,6 +417,14 @@ class Machine:
         cell = step(self.state, event)
         if cell is None:
             return
+        if Action.SPAWN in cell.actions and not self._side.ask_room():
+            self.deferred = event
+            for action in cell.actions:
+                if action is not Action.SPAWN:
+                    self._act(action)
+            return
+        if cell.state is not self.state or Action.SPAWN in cell.actions:
+            self.deferred = None
         before, self.state = self.state, cell.state
         wall = self._context.clock.wall()
         if cell.state is not before:
@@ -414,7 +475,7 @@ class Machine:
             case Action.FORGET_CRASHES:
                 self._budget = RestartBudget()
             case Action.REFUSE_WAITERS:
-                self._on_failed()
+                self._side.refuse_failed()
             case Action.SPAWN_SUCCESSOR:
                 self._files = model_fingerprint(self.spec)
                 self.crew.spawn_successor(self.spec, self)
@@ -455,7 +516,8 @@ class Machine:
     def _has_room_for_two(self) -> bool:
         engine = self.crew.engine
         return has_room_for_two(
-            self._settings.memory_policy,
+            self._context.residency.limits.policy,
+            fits_budget=self._side.has_space_beside(),
             footprint=engine.memory[0] if engine and engine.memory else None,
             available=self._context.available_bytes(),
             backend=engine.facts.backend if engine and engine.facts else "",
@@ -483,6 +545,10 @@ class Machine:
     def _within_stop(self, window_s: float) -> float:
         """A window before SIGKILL, as long as a shutdown leaves it."""
         return window_s if self.stop_by is None else min(window_s, self.stop_by - self._now())
+
+
+def _room_reason(make_error: Callable[[], CapacityError] | None) -> str:
+    return "others would have to leave for it" if make_error is None else make_error().message
 
 
 def _log_transition(moved: Transition) -> None:

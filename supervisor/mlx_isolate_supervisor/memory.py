@@ -25,6 +25,11 @@ def footprint(pid: int) -> tuple[int, MemoryKind] | None:
     return _footprint_linux(pid)
 
 
+def physical_bytes() -> int:
+    """All memory of this machine."""
+    return _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
+
+
 def available_bytes() -> int | None:
     """Memory that the system could give to a new process now; None if it does not say."""
     if sys.platform == "linux":

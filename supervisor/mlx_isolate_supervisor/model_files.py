@@ -21,7 +21,8 @@ def _hub_folder(repo: str) -> Path:
     return Path(cache) / ("models--" + repo.replace("/", "--"))
 
 
-def _roots(spec: ModelSpec) -> list[Path]:
+def model_roots(spec: ModelSpec) -> list[Path]:
+    """Folders and files that `spec` names: model, adapter, draft model, chat template."""
     named = [spec.model, spec.engine.adapter_path, spec.engine.draft_model]
     named.append(spec.engine.chat_template)
     roots: list[Path] = []
@@ -44,7 +45,7 @@ def _entry(path: Path) -> tuple[str, int, int]:
 def model_fingerprint(spec: ModelSpec) -> Fingerprint:
     """What the files of `spec` look like now; a path that does not exist has its own look."""
     entries: list[tuple[str, int, int]] = []
-    for root in _roots(spec):
+    for root in model_roots(spec):
         entries.append(_entry(root))
         for folder, folders, files in os.walk(root):
             folders.sort()

@@ -53,6 +53,10 @@ def running_list(models: Sequence[ModelStatus]) -> dict[str, Any]:
             "incarnation": status.incarnation,
             "active": status.active,
             "queued": status.queued,
+            "memory_bytes": status.memory_bytes,
+            "pinned": status.pinned,
+            "ttl": status.ttl_s or 0,
+            "ttl_left_s": status.ttl_left_s,
         }
         for status in models
         if status.state in RUNNING_STATES

@@ -8,17 +8,25 @@ OVERLAP_MARGIN = 1.25
 
 
 def has_room_for_two(
-    policy: MemoryPolicy, *, footprint: int | None, available: int | None, backend: str
+    policy: MemoryPolicy,
+    *,
+    fits_budget: bool,
+    footprint: int | None,
+    available: int | None,
+    backend: str,
 ) -> bool:
-    """The decision.
+    """The decision; `keep_then_commit` trusts the budget alone, `auto` looks at the system too.
 
     Args:
+        fits_budget: both fit into the memory budget, beside all other models.
         footprint: bytes that the running engine holds, None if unknown.
         available: bytes that the system has free for another process, None if unknown.
         backend: what the running engine computes on, as in its facts.
     """
-    if policy != "auto":
-        return policy == "keep_then_commit"
+    if policy == "evict_first" or not fits_budget:
+        return False
+    if policy == "keep_then_commit":
+        return True
     if backend.startswith("cuda"):
         # What matters there is the GPU's own memory, and nobody on this side knows it.
         return False

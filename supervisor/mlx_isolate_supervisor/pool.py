@@ -8,11 +8,15 @@ from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.machine import SlotContext
+from mlx_isolate_supervisor.pool_limits import PoolLimits
+from mlx_isolate_supervisor.projection import need_bytes
+from mlx_isolate_supervisor.residency import Residency
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slot import Slot
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
-from mlx_isolate_supervisor.standby import Standbys, Surroundings
+from mlx_isolate_supervisor.spawner import Spawner
+from mlx_isolate_supervisor.standby import SPARE_BYTES, Standbys, Surroundings
 from mlx_isolate_supervisor.standby_plan import Demand
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
 
@@ -34,6 +38,7 @@ class Pool:
         run_directory: acquired by the caller, who also releases it after `stop`.
         on_event: called on the loop for every transition and load step; must not block or raise.
         standby: spare engine processes; None = one where memory allows.
+        limits: what holds for all models together; by default none but the policy of `settings`.
 
     Raises:
         ConfigError: two models with one name, or no model.
@@ -49,7 +54,11 @@ class Pool:
         clock: Clock | None = None,
         on_event: EventListener | None = None,
         standby: int | None = 0,
+        limits: PoolLimits | None = None,
     ) -> None:
+        clock = clock or SystemClock()
+        limits = limits or PoolLimits(policy=settings.memory_policy)
+        self._residency = Residency(limits, now=clock.monotonic)
         self._on_event = on_event
         self._standbys = Standbys(
             command,
@@ -58,16 +67,17 @@ class Pool:
             Surroundings(
                 demands=self._demands,
                 is_loading=lambda: any(slot.is_loading for slot in self._slots),
+                has_room=lambda: self._residency.has_space(SPARE_BYTES),
             ),
             standby,
         )
         self._context = SlotContext(
-            command=command,
             settings=settings,
-            run_directory=run_directory,
-            clock=clock or SystemClock(),
+            source=Spawner(command, run_directory, self._standbys),
+            residency=self._residency,
+            need_bytes=lambda spec: need_bytes(spec, None),
+            clock=clock,
             on_event=self._tell,
-            standbys=self._standbys,
         )
         self._slots = tuple(Slot(spec, self._context) for spec in models)
         self._by_name = _by_name(_names_of(self._slots))
@@ -101,6 +111,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the slots' tasks and load what is to be preloaded; returns at once."""
+        self._residency.start(self._standbys)
         for slot in self._slots:
             slot.start()
             if slot.spec.preload:
@@ -143,8 +154,10 @@ class Pool:
         """Forget crashes and failures of `model`; a FAILED one tries again at once."""
         self.find(model).reset()
 
-    def reconfigure(self, models: Sequence[ModelSpec]) -> ModelChanges:
-        """Serve `models` from now on; returns at once, engines follow.
+    def reconfigure(
+        self, models: Sequence[ModelSpec], limits: PoolLimits | None = None
+    ) -> ModelChanges:
+        """Serve `models` from now on, within other limits; returns at once, engines follow.
 
         A model that is the same is not touched. One that is gone takes no more requests, finishes
         what it has and stops. One that changed is reloaded.
@@ -158,6 +171,10 @@ class Pool:
         slots = tuple(new.get(spec.id) or old[spec.id] for spec in models)
         self._by_name = _by_name([(slot, spec) for slot, spec in zip(slots, models, strict=True)])
         self._slots = slots
+        if limits is not None and limits != self._residency.limits:
+            self._residency.adopt(limits)
+            for slot in slots:
+                slot.take_limits()
         for spec in models:
             if spec.id in changes.added:
                 new[spec.id].start()
@@ -191,6 +208,7 @@ class Pool:
 
     async def stop(self, shutdown_timeout_s: float) -> None:
         """Refuse new requests, drain, stop every engine; nothing is left when this returns."""
+        self._residency.stop()
         limit = max(0.0, shutdown_timeout_s - min(STOP_MARGIN_S, shutdown_timeout_s / 4))
         try:
             async with asyncio.timeout(shutdown_timeout_s + REAP_LIMIT_S):

@@ -33,7 +33,7 @@ class Retirees:
         self._now = now
         self._engines: dict[int, Incarnation] = {}
         self._stop_by: float | None = None
-        self._timers = Timers(lambda name, ticket: post(partial(self._fire, name, ticket)))
+        self._timers = Timers(lambda name, ticket: post(partial(self._fire, name, ticket)), now)
 
     def __len__(self) -> int:
         """How many are still there."""

@@ -1,6 +1,7 @@
 """Gets the engine process for a model: a standby that fits, else a fresh one."""
 
 from collections import deque
+from typing import Protocol
 
 import msgspec
 
@@ -11,8 +12,28 @@ from mlx_isolate_supervisor.slot_settings import EngineCommand
 from mlx_isolate_supervisor.standby import Standbys
 
 
+class EngineSource(Protocol):
+    """Where a slot gets its engine processes from."""
+
+    def spawn(
+        self,
+        spec: ModelSpec,
+        incarnation: int,
+        *,
+        listener: ProcessListener,
+        output: deque[str],
+        use_standby: bool,
+    ) -> EngineProcess:
+        """A process that has its whole configuration.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ...
+
+
 class Spawner(msgspec.Struct, frozen=True):
-    """How a slot comes by engine processes."""
+    """Engine processes of this machine."""
 
     command: EngineCommand
     run_directory: RunDirectory

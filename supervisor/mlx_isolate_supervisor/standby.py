@@ -39,6 +39,8 @@ FREE_BYTES_MIN = 8_000_000_000
 TEND_INTERVAL_S = 10.0
 # A spare that has not prepared within this time hangs; it is ended, which counts as a death.
 PREPARE_LIMIT_S = 120.0
+# What a spare is expected to hold, for the memory budget.
+SPARE_BYTES = 300_000_000
 # Lines of a spare's output that are kept; all of them are in the log.
 OUTPUT_LINES_MAX = 100
 
@@ -49,12 +51,14 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         demands: the models that are to be up, in configured order.
         is_loading: whether some engine loads just now.
+        has_room: whether the memory budget of all models allows another spare.
         available_bytes: memory that is free for another process; None if unknown.
         jitter: a random number in -1..1 for the delay after a death.
     """
 
     demands: Callable[[], Sequence[Demand]]
     is_loading: Callable[[], bool]
+    has_room: Callable[[], bool] = lambda: True
     available_bytes: Callable[[], int | None] = memory.available_bytes
     jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)
 
@@ -131,6 +135,18 @@ class Standbys:
         for member in members:
             self._dismiss(member)
         await asyncio.gather(*(member.process.wait_exit() for member in members))
+
+    @property
+    def held_bytes(self) -> int:
+        """What all of them hold, as far as they have been measured."""
+        return sum(member.memory[0] for member in self._members if member.memory is not None)
+
+    def shed(self) -> None:
+        """End all of them: a model needs the memory."""
+        for member in tuple(self._members):
+            if not member.is_dismissed:
+                self._log("standby.shed", member)
+                self._dismiss(member)
 
     def note_change(self) -> None:
         """Something about the models has changed: look soon whether the spares still suit."""
@@ -256,6 +272,8 @@ class Standbys:
     def _lacks_one(self) -> bool:
         """Whether another is to be made now: one after the other, and only with memory for it."""
         if any(not member.plan.is_prepared for member in self._members):
+            return False
+        if not self._surroundings.has_room():
             return False
         if self._count is not None:
             return len(self._members) < self._count

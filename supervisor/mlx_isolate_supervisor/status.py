@@ -82,6 +82,11 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         progress: the running engine's last counters.
         next_try_s: time to the respawn, while BACKOFF.
         replacement: the successor that a reload or a changed configuration started.
+        pinned: it makes room for no model of another group, and its idle time is not limited.
+        ttl_s: idle seconds after which it is unloaded; None = never.
+        ttl_left_s: what is left of that; None unless it is ready.
+        claimed_bytes: memory that it was given room for; None where it has none.
+        waits_for: why it is not loaded yet though somebody waits, a phrase ("until …", "for …").
     """
 
     id: str
@@ -107,6 +112,11 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     next_try_s: float | None
     replacement: Replacement | None = None
     bare_load_s: float | None = None
+    pinned: bool = False
+    ttl_s: float | None = None
+    ttl_left_s: float | None = None
+    claimed_bytes: int | None = None
+    waits_for: str | None = None
 
 
 class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,14 @@ class Timers:
 
     Args:
         on_fire: puts (name, ticket) into the mailbox.
+        now: monotonic seconds, on the loop's own scale.
     """
 
-    def __init__(self, on_fire: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, on_fire: Callable[[str, int], None], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._on_fire = on_fire
+        self._now = now
         # uvloop's handle of a call due at once has no `when`, so the time is kept beside it.
         self._tickets: dict[str, tuple[int, asyncio.TimerHandle, float]] = {}
         self._count = 0
@@ -27,7 +31,7 @@ class Timers:
         self.cancel(name)
         self._count += 1
         delay_s = max(0.0, delay_s)
-        self._arm(name, self._count, time.monotonic() + delay_s, delay_s)
+        self._arm(name, self._count, self._now() + delay_s, delay_s)
 
     def _arm(self, name: str, ticket: int, due: float, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -36,7 +40,7 @@ class Timers:
 
     def _fire(self, name: str, ticket: int, due: float) -> None:
         # The loop counts from the start of its turn and in milliseconds, so it can be early.
-        left_s = due - time.monotonic()
+        left_s = due - self._now()
         if left_s > 0:
             self._arm(name, ticket, due, left_s)
         else:
@@ -65,4 +69,4 @@ class Timers:
         found = self._tickets.get(name)
         if found is None:
             return None
-        return max(0.0, found[2] - time.monotonic())
+        return max(0.0, found[2] - self._now())

@@ -28,11 +28,16 @@ KILLED = LastExit(
 
 
 def test_ps_prints_one_line_a_model() -> None:
-    document = status(ready_status(id="demo", active=2, queued=1), model_status(id="other/model"))
+    document = status(
+        ready_status(id="demo", active=2, queued=1, ttl_left_s=90.0),
+        ready_status(id="kept", pinned=True),
+        model_status(id="other/model", waits_for="for a"),
+    )
     assert ps_lines(document, now=1065.0) == [
-        "MODEL        STATE     PID  RUN  ACTIVE  QUEUED  MEMORY  RESTARTS  SINCE",
-        "demo         ready    4711    1       2       1  1.2 GB         0  1m 5s ago",
-        "other/model  stopped     -    0       0       0       -         0  1m 5s ago",
+        "MODEL        STATE     PID  RUN  ACTIVE  QUEUED  MEMORY  RESTARTS  SINCE      STAYS",
+        "demo         ready    4711    1       2       1  1.2 GB         0  1m 5s ago  1m 30s",
+        "kept         ready    4711    1       0       0  1.2 GB         0  1m 5s ago  pinned",
+        "other/model  stopped     -    0       0       0       -         0  1m 5s ago  waits for a",
     ]
 
 

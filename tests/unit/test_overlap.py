@@ -23,5 +23,7 @@ GB = 1_000_000_000
 def test_the_decision(
     policy: MemoryPolicy, footprint: int | None, available: int | None, backend: str, room: bool
 ) -> None:
-    found = has_room_for_two(policy, footprint=footprint, available=available, backend=backend)
+    found = has_room_for_two(
+        policy, fits_budget=True, footprint=footprint, available=available, backend=backend
+    )
     assert found is room

@@ -156,9 +156,11 @@ def test_filters_of_a_model_reach_its_engine() -> None:
 
 
 def test_a_setting_without_effect_is_told() -> None:
-    assert settle().warnings == ()
-    (told,) = settle({"--ttl": "5m"}).warnings
-    assert "--ttl" in told
+    assert settle({"--ttl": "5m", "--models-max": "1"}).warnings == ()
+    spec = ModelSpec(id="a", model="/m/a", send_loading_state=True)
+    file = FileLayer(path="f.yaml", values={}, models=(spec,), engine={}, groups=())
+    (told,) = settle(file=file, models=()).warnings
+    assert "sendLoadingState" in told
 
 
 def test_the_help_has_each_flag_under_one_heading() -> None:

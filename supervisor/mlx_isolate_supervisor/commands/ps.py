@@ -11,7 +11,9 @@ from mlx_isolate_supervisor.commands.tables import paint_states, table, use_colo
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.status import ModelStatus, Status
 
-HEADER = ("MODEL", "STATE", "PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE")
+HEADER = (
+    *("MODEL", "STATE", "PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE", "STAYS"),
+)
 NUMBERS = frozenset({"PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS"})
 
 
@@ -49,4 +51,14 @@ def _row(model: ModelStatus, now: float) -> tuple[str, ...]:
         "-" if model.memory_bytes is None else show_bytes(model.memory_bytes),
         str(model.restarts),
         show_seconds(max(0.0, now - model.since)) + " ago",
+        _stay(model),
     )
+
+
+def _stay(model: ModelStatus) -> str:
+    """How much longer it stays loaded if it stays idle, or why it is not loaded."""
+    if model.waits_for is not None:
+        return f"waits {model.waits_for}"
+    if model.pinned:
+        return "pinned"
+    return "-" if model.ttl_left_s is None else show_seconds(model.ttl_left_s)

@@ -73,7 +73,20 @@ def _model_lines(model: ModelStatus, now: float) -> list[str]:
         share = "" if fraction is None else f" {fraction:.0%}"
         lines.append(f"  loading: {model.loading.stage}{share} {model.loading.detail}".rstrip())
     lines.append(f"  requests: {model.active} running, {model.queued} waiting")
+    lines += _room_lines(model)
     lines += _trouble_lines(model, now)
+    return lines
+
+
+def _room_lines(model: ModelStatus) -> list[str]:
+    lines: list[str] = []
+    if model.claimed_bytes is not None:
+        pinned = ", pinned" if model.pinned else ""
+        lines.append(f"  room: {show_bytes(model.claimed_bytes)}{pinned}")
+    if model.waits_for is not None:
+        lines.append(f"  waits {model.waits_for}")
+    if model.ttl_left_s is not None:
+        lines.append(f"  unloaded after {show_seconds(model.ttl_left_s)} more of idleness")
     return lines
 
 

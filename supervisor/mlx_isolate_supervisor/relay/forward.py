@@ -31,6 +31,7 @@ from mlx_isolate_supervisor.relay.request_body import (
     BodyHold,
     check_head,
     read_body,
+    read_idle_s,
     read_routing,
 )
 from mlx_isolate_supervisor.relay.request_head import request_head
@@ -152,6 +153,10 @@ class Relay:
         exchange.keep_alive, exchange.ttl_s = fields.keep_alive, fields.ttl
         admission = self._router.find(fields.model)
         exchange.model_id = admission.model_id
+        if fields.keep_alive is not None or fields.ttl is not None:
+            idle_s = read_idle_s(fields)
+            if idle_s is not None:
+                admission.keep_alive(idle_s)
         head = request_head(request, exchange.path, exchange.request_id, len(body))
         lease, connection = await self._reach(admission, exchange)
         exchange.passing = connection

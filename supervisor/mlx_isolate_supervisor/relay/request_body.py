@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from mlx_isolate_shared.errors import CapacityError, RequestError
+from mlx_isolate_supervisor.idle import asked_idle_s
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 
 
@@ -52,6 +53,18 @@ def read_routing(body: bytes) -> RoutingFields:
         raise RequestError(f"The body is not valid JSON: {reason}.", code="invalid_json") from error
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.", code="invalid_json") from error
+
+
+def read_idle_s(fields: RoutingFields) -> float | None:
+    """Seconds of idleness that the request asks the model to outlive; None if it says nothing.
+
+    Raises:
+        RequestError: 400; `keep_alive` is no duration.
+    """
+    try:
+        return asked_idle_s(fields.keep_alive, fields.ttl)
+    except ValueError as error:
+        raise RequestError(f"keep_alive {error}.", param="keep_alive") from None
 
 
 class BodyHold:

@@ -12,7 +12,10 @@ _SUPERVISOR_FIELDS = frozenset(
      "send_loading_state"}
 )  # fmt: skip
 # Settings of the daemon that take effect while it runs.
-_LIVE_FIELDS = frozenset({"models", "api_keys", "log_level"})
+_LIVE_FIELDS = frozenset(
+    {"models", "groups", "models_max", "memory_budget_bytes", "memory_policy", "ttl_s",
+     "api_keys", "log_level"}
+)  # fmt: skip
 # Where the settings themselves came from.
 _NOT_SETTINGS = frozenset({"config_path"})
 

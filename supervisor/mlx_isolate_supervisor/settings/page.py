@@ -41,9 +41,9 @@ times `90`, `90s` or `5m`. Switches are turned off by `--no-…`. In the environ
 `true` or `false`, and several values are separated by commas. `HF_HOME`, `HF_TOKEN` and \
 `HF_HUB_OFFLINE` are honoured.
 
-In this version `--models-max`, `--ttl`, the rules of `groups` and `sendLoadingState` are understood \
-and checked, and have no effect yet; a start that sets one says so. `--memory-budget-gb` sizes the \
-prompt caches and refuses nothing yet.
+In this version `sendLoadingState` is understood and checked, and has no effect yet; a start that \
+sets it says so. What `--models-max`, `--memory-budget-gb`, `--ttl` and `groups` do is told in \
+[operations.md](operations.md#several-models).
 """
 
 _ENGINE = """## Of each engine

@@ -180,6 +180,7 @@ class FakeSlot:
         may_enter: requests wait in `admit` until this is set.
         death_known: `death()` waits until this is set.
         refusal: raised by `admit` instead of giving a lease.
+        kept_alive: what requests asked for, in seconds.
     """
 
     def __init__(self, model_id: str, engine: ScriptedEngine) -> None:
@@ -198,6 +199,11 @@ class FakeSlot:
         self.dying = 0
         self.leases: list[FakeLease] = []
         self.released: asyncio.Queue[Outcome] = asyncio.Queue()
+        self.kept_alive: list[float] = []
+
+    def keep_alive(self, idle_s: float) -> None:
+        """See `lease.Admission`."""
+        self.kept_alive.append(idle_s)
 
     async def admit(self, request_id: str) -> FakeLease:
         self.waiting += 1

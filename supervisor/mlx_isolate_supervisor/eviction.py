@@ -1,0 +1,327 @@
+"""Which models may be loaded now, who has to leave for them, and who can never be: pure.
+
+Wishes are looked at from the one that waits longest to the youngest. What an older wish has been
+promised counts as taken for every younger one, so a younger one may go first only where that costs
+the older one nothing; nobody starves, and models that alternate get turns.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from mlx_isolate_supervisor.config import GroupSpec
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all models together.
+
+    Attributes:
+        budget_bytes: memory for all engines; None = unlimited.
+        ceiling_bytes: a model that needs more than the budget may still be loaded alone if it
+            needs no more than this; equal to the budget where that was asked for by the operator.
+        models_max: models loaded at a time; 0 = any number.
+        groups: models that must not be loaded together.
+        may_overlap: where only the number of models is exceeded and the memory suffices for all, a
+            model loads beside those that it replaces, which leave once it is ready.
+    """
+
+    budget_bytes: int | None = None
+    ceiling_bytes: int | None = None
+    models_max: int = 0
+    groups: tuple[GroupSpec, ...] = ()
+    may_overlap: bool = False
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that has been given room.
+
+    Attributes:
+        bytes: what its engines hold or are expected to, whichever is more.
+        is_idle: nobody runs in it or waits for it (those who are held back do not count).
+        is_leaving: it is on its way down, or will be once the model that replaces it is ready.
+        is_pinned: it makes room for nobody outside its group.
+        is_lasting: a client asked that it be kept; it leaves after all others.
+        used_s: when it was last busy, monotonic seconds.
+        turn_s: when its turn began: who came before that is served before it leaves.
+    """
+
+    id: str
+    bytes: int
+    is_idle: bool
+    is_leaving: bool = False
+    is_pinned: bool = False
+    is_lasting: bool = False
+    used_s: float = 0.0
+    turn_s: float = 0.0
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that somebody wants loaded.
+
+    Attributes:
+        need_bytes: what it will hold.
+        since_s: since when the first of those who wait has waited, monotonic seconds.
+        is_urgent: somebody waits for it; else (a preload) nothing leaves for it.
+    """
+
+    id: str
+    need_bytes: int
+    since_s: float
+    is_urgent: bool = True
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model holds, for the figures of a refusal."""
+
+    id: str
+    bytes: int
+    is_pinned: bool
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that cannot be loaded, whatever idle models leave."""
+
+    need_bytes: int
+    budget_bytes: int | None
+    models_max: int
+    held: tuple[Holding, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done now.
+
+    Attributes:
+        grants: may be loaded.
+        evictions: idle models that leave now, each with the model that it leaves for (itself,
+            where all together hold more than they may).
+        holds: busy models that are to leave; a request that came after the given time waits.
+        replaced: by model that is granted: those that leave once it is ready.
+        refusals: wishes that can never come true as things are.
+        dropped: wishes that were not urgent, and for which something would have to leave.
+        waits: why each of the other wishes waits, a phrase.
+        sheds_spares: spare engines are in the way.
+        is_over: more is held than may be, and those that could leave are busy.
+    """
+
+    grants: tuple[str, ...] = ()
+    evictions: dict[str, str] = {}
+    holds: dict[str, float] = {}
+    replaced: dict[str, tuple[str, ...]] = {}
+    refusals: dict[str, Refusal] = {}
+    dropped: tuple[str, ...] = ()
+    waits: dict[str, str] = {}
+    sheds_spares: bool = False
+    is_over: bool = False
+
+
+def may_not_share(groups: Iterable[GroupSpec], newcomer: str, other: str) -> bool:
+    """Whether `other` has to leave before `newcomer` is loaded, by their groups."""
+    mine = next((group for group in groups if newcomer in group.members), None)
+    if mine is None:
+        return False
+    if other in mine.members:
+        return mine.swap
+    theirs = next((group for group in groups if other in group.members), None)
+    return mine.exclusive and not (theirs is not None and theirs.persistent)
+
+
+def decide(
+    rules: Rules, residents: Sequence[Resident], wishes: Sequence[Wish], spare_bytes: int = 0
+) -> Plan:
+    """The whole decision.
+
+    Args:
+        residents: models that have room, in any order.
+        wishes: models that want room; none of them is among the residents.
+        spare_bytes: what spare engines hold; they leave where they are in the way.
+    """
+    draft = _Draft(rules, residents, spare_bytes)
+    for wish in sorted(wishes, key=lambda wish: (wish.since_s, wish.id)):
+        draft.consider(wish)
+    draft.shrink()
+    return draft.plan()
+
+
+class _Draft:
+    """A plan in the making."""
+
+    def __init__(self, rules: Rules, residents: Sequence[Resident], spare_bytes: int) -> None:
+        self._rules = rules
+        self._residents = residents
+        self._spare_bytes = spare_bytes
+        # Who leaves for an older wish, and what older wishes have been promised.
+        self._gone = {resident.id for resident in residents if resident.is_leaving}
+        self._promised: list[Wish] = []
+        self._granted: list[Wish] = []
+        self._evictions: dict[str, str] = {}
+        self._holds: dict[str, float] = {}
+        self._replaced: dict[str, tuple[str, ...]] = {}
+        self._refusals: dict[str, Refusal] = {}
+        self._dropped: list[str] = []
+        self._waits: dict[str, str] = {}
+        self._sheds_spares = False
+        self._is_over = False
+
+    def plan(self) -> Plan:
+        return Plan(
+            grants=tuple(wish.id for wish in self._granted),
+            evictions=self._evictions,
+            holds=self._holds,
+            replaced=self._replaced,
+            refusals=self._refusals,
+            dropped=tuple(self._dropped),
+            waits=self._waits,
+            sheds_spares=self._sheds_spares,
+            is_over=self._is_over,
+        )
+
+    # -- One wish ---------------------------------------------------------------------------------
+
+    def consider(self, wish: Wish) -> None:
+        older = [other.id for other in self._promised if self._conflict(wish.id, other.id)]
+        if older:
+            self._wait(wish, f"for {older[0]}, which has waited longer")
+            return
+        staying = [resident for resident in self._residents if resident.id not in self._gone]
+        chosen = self._choose(wish, staying)
+        if chosen is None:
+            self._deny(wish, staying)
+        elif chosen and not wish.is_urgent:
+            self._dropped.append(wish.id)
+        else:
+            self._promised.append(wish)
+            self._gone |= {resident.id for resident in chosen}
+            self._act(wish, chosen)
+
+    def _conflict(self, newcomer: str, other: str) -> bool:
+        groups = self._rules.groups
+        return may_not_share(groups, newcomer, other) or may_not_share(groups, other, newcomer)
+
+    def _choose(self, wish: Wish, staying: Sequence[Resident]) -> list[Resident] | None:
+        """Who of `staying` leaves for `wish`; None where even all that may leave do not suffice."""
+        groups = self._rules.groups
+        chosen = [other for other in staying if may_not_share(groups, wish.id, other.id)]
+        forced = {other.id for other in chosen}
+        candidates = sorted(
+            (r for r in staying if not r.is_pinned and r.id not in forced),
+            key=lambda r: (not r.is_idle, r.is_lasting, r.used_s if r.is_idle else r.turn_s, r.id),
+        )
+        for candidate in candidates:
+            if self._fits(wish, staying, chosen):
+                break
+            chosen.append(candidate)
+        if not self._fits(wish, staying, chosen):
+            return chosen if self._may_be_alone(wish, staying, chosen) else None
+        for resident in reversed(chosen):
+            rest = [other for other in chosen if other is not resident]
+            if resident.id not in forced and self._fits(wish, staying, rest):
+                chosen = rest
+        return chosen
+
+    def _fits(self, wish: Wish, staying: Sequence[Resident], chosen: Sequence[Resident]) -> bool:
+        """Whether `wish` has room once `chosen` have left and all older wishes came true."""
+        left = [resident for resident in staying if resident not in chosen]
+        others = [resident.bytes for resident in left]
+        others += [older.need_bytes for older in self._promised]
+        return self._is_within(len(others) + 1, sum(others) + wish.need_bytes)
+
+    def _may_be_alone(
+        self, wish: Wish, staying: Sequence[Resident], chosen: Sequence[Resident]
+    ) -> bool:
+        ceiling = self._rules.ceiling_bytes
+        is_alone = len(chosen) == len(staying) and not self._promised
+        return is_alone and (ceiling is None or wish.need_bytes <= ceiling)
+
+    def _is_within(self, count: int, total: int) -> bool:
+        rules = self._rules
+        return not (
+            (rules.models_max and count > rules.models_max)
+            or (rules.budget_bytes is not None and total > rules.budget_bytes)
+        )
+
+    def _deny(self, wish: Wish, staying: Sequence[Resident]) -> None:
+        if self._promised:
+            self._wait(wish, f"for {self._promised[0].id}, which has waited longer")
+            return
+        self._refusals[wish.id] = Refusal(
+            need_bytes=wish.need_bytes,
+            budget_bytes=self._rules.budget_bytes,
+            models_max=self._rules.models_max,
+            held=tuple(
+                Holding(id=resident.id, bytes=resident.bytes, is_pinned=resident.is_pinned)
+                for resident in staying
+            ),
+        )
+
+    def _act(self, wish: Wish, chosen: Sequence[Resident]) -> None:
+        if not chosen:
+            self._load(wish)
+        elif self._rules.may_overlap and self._has_space_beside(wish):
+            self._granted.append(wish)
+            self._replaced[wish.id] = tuple(resident.id for resident in chosen)
+        elif busy := [resident for resident in chosen if not resident.is_idle]:
+            for resident in busy:
+                self._hold(resident, wish)
+            self._wait(wish, f"for running requests of {_names(busy)}")
+        else:
+            for resident in chosen:
+                self._evictions[resident.id] = wish.id
+                self._hold(resident, wish)
+            self._wait(wish, f"until {_names(chosen)} has made room")
+
+    def _load(self, wish: Wish) -> None:
+        """Everybody who has to leave has been told to: load it once they are really gone."""
+        going = [resident for resident in self._residents if resident.id in self._gone]
+        in_the_way = [r for r in going if may_not_share(self._rules.groups, wish.id, r.id)]
+        count = len(self._residents) + len(self._granted) + 1
+        if in_the_way or (going and not self._is_within(count, self._present_bytes(wish))):
+            self._wait(wish, f"until {_names(in_the_way or going)} has made room")
+        elif self._spare_bytes and not self._is_within(
+            1, self._present_bytes(wish) + self._spare_bytes
+        ):
+            self._sheds_spares = True
+            self._wait(wish, "until spare engines have made room")
+        else:
+            self._granted.append(wish)
+
+    def _present_bytes(self, wish: Wish) -> int:
+        held = sum(resident.bytes for resident in self._residents)
+        return held + sum(other.need_bytes for other in self._granted) + wish.need_bytes
+
+    def _has_space_beside(self, wish: Wish) -> bool:
+        """Whether the memory suffices for everything that is there, and one comes at a time."""
+        is_alone = len(self._promised) == 1 and not any(r.is_leaving for r in self._residents)
+        return is_alone and self._is_within(1, self._present_bytes(wish) + self._spare_bytes)
+
+    def _hold(self, resident: Resident, wish: Wish) -> None:
+        until = max(resident.turn_s, wish.since_s)
+        self._holds[resident.id] = min(until, self._holds.get(resident.id, until))
+
+    def _wait(self, wish: Wish, why: str) -> None:
+        self._waits[wish.id] = why
+
+    # -- Too much in all --------------------------------------------------------------------------
+
+    def shrink(self) -> None:
+        """Models that grew, or a limit that was lowered: who is idle leaves, the oldest first."""
+        if self._promised:
+            return
+        staying = [resident for resident in self._residents if resident.id not in self._gone]
+        idle = sorted(
+            (r for r in staying if r.is_idle and not r.is_pinned),
+            key=lambda r: (r.is_lasting, r.used_s, r.id),
+        )
+        while len(staying) > 1 and not self._is_within(
+            len(staying), sum(resident.bytes for resident in staying)
+        ):
+            if not idle:
+                self._is_over = True
+                return
+            leaver = idle.pop(0)
+            staying.remove(leaver)
+            self._evictions[leaver.id] = leaver.id
+            self._holds[leaver.id] = leaver.turn_s
+
+
+def _names(residents: Sequence[Resident]) -> str:
+    return " and ".join(resident.id for resident in residents)
