@@ -22,6 +22,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     facts: ModelFacts
 
+    def fingerprint_with(self, adapter: str | None) -> str:
+        """The fingerprint of an answer that was made with this adapter, None = with none."""
+        if adapter is None:
+            return self.fingerprint
+        return _fingerprint((self.fingerprint, adapter))
+
     @staticmethod
     def of(start: Start, facts: ModelFacts) -> "Identity":
         """The identity of the model that `start` describes."""
@@ -30,6 +36,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             start.model_id,
             start.model,
             settings.adapter_path,
+            sorted(settings.adapters.items()),
             settings.draft_model,
             settings.kv_bits,
             settings.kv_group_size,
@@ -41,10 +48,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             facts.mlx_lm_version,
             facts.backend,
         )
-        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
         return Identity(
             model=start.model_id,
             created=int(time.time()),
-            fingerprint=f"fp_{digest[:12]}",
+            fingerprint=_fingerprint(parts),
             facts=facts,
         )
+
+
+def _fingerprint(parts: tuple[object, ...]) -> str:
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlx_isolate_engine.completion.service import ModelCompletionService
     from mlx_isolate_engine.generation.ports import LoadedModel
     from mlx_isolate_engine.generation.thread import GenerationThread
+    from mlx_isolate_engine.model.adapters import AdapterRack
 
 log = logging.getLogger("engine.runtime")
 
@@ -64,6 +65,7 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
     from mlx_isolate_engine.cache.build import build_prompt_cache, check_settings, identify
     from mlx_isolate_engine.completion.service import ModelCompletionService
     from mlx_isolate_engine.generation.thread import GenerationThread
+    from mlx_isolate_engine.model.adapters import AdapterRack
     from mlx_isolate_engine.model.load import load_model, warm_up
     from mlx_isolate_engine.model.resolve import resolve_model
 
@@ -87,6 +89,9 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         folder = resolve_model(str(settings.draft_model), Path(start.cache_home), loading)
         return load_model(folder, DRAFT_SETTINGS, loading)
 
+    def load_adapters(loaded: "LoadedModel") -> "AdapterRack":
+        return AdapterRack(loaded.model, settings.adapters)
+
     def make_prompt_cache(loaded: "LoadedModel") -> Any:
         runtime.cache = build_prompt_cache(start, runtime.folder, runtime.before_load)
         return runtime.cache
@@ -100,6 +105,7 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         settings,
         load,
         load_draft=None if settings.draft_model is None else load_draft,
+        load_adapters=load_adapters if settings.adapters else None,
         make_prompt_cache=make_prompt_cache,
         on_failure=on_failure,
     )

@@ -25,6 +25,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One engine's settings, named as mlx-lm's flags are; None means the model's own default."""
 
     adapter_path: str | None = None
+    # What requests may choose instead, by name: folders of adapters.
+    adapters: dict[str, str] = {}
     draft_model: str | None = None
     num_draft_tokens: int = 3
     trust_remote_code: bool = False

@@ -24,7 +24,7 @@ def _hub_folder(repo: str) -> Path:
 def model_roots(spec: ModelSpec) -> list[Path]:
     """Folders and files that `spec` names: model, adapter, draft model, chat template."""
     named = [spec.model, spec.engine.adapter_path, spec.engine.draft_model]
-    named.append(spec.engine.chat_template)
+    named += [spec.engine.chat_template, *spec.engine.adapters.values()]
     roots: list[Path] = []
     for name in named:
         if not name or "\n" in name or len(name) > 1024:

@@ -157,6 +157,7 @@ class SimulatedLane:
         parts = LaneParts(
             model=self.model,
             draft=None,
+            adapters=None,
             family=ModelFamily(tokenizer, size),
             settings=chosen,
             reuse=PrefixReuse(None, empty, chosen),

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from mlx_isolate_engine.completion.request import (
 from mlx_isolate_engine.completion.service import ModelCompletionService
 from mlx_isolate_engine.generation.ports import LoadedModel, MakePromptCache
 from mlx_isolate_engine.generation.thread import GenerationThread
+from mlx_isolate_engine.model.adapters import AdapterRack
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import ModelFacts
 from tests.waiting import wait_until
@@ -140,6 +142,10 @@ class Rig:
         )
 
 
+def _load_adapters(folders: dict[str, str], loaded: LoadedModel) -> AdapterRack:
+    return AdapterRack(loaded.model, folders)
+
+
 @asynccontextmanager
 async def rig(
     folder: Path,
@@ -156,6 +162,8 @@ async def rig(
     if draft is not None:
         chosen = msgspec.structs.replace(chosen, draft_model=str(draft))
         options["load_draft"] = lambda: load_tiny(draft)
+    if chosen.adapters:
+        options["load_adapters"] = partial(_load_adapters, chosen.adapters)
     thread = GenerationThread(
         chosen, lambda: load(folder), make_prompt_cache=make_prompt_cache, **options
     )

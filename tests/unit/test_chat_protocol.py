@@ -124,6 +124,14 @@ def test_usage_chunk_has_no_choices_and_comes_last() -> None:
     }
 
 
+def test_the_fingerprint_changes_with_the_adapter() -> None:
+    marks = {
+        whole(parse_all(adapters=name), [ContentDelta(text="a")])["system_fingerprint"]
+        for name in (None, "polite", "terse")
+    }
+    assert len(marks) == 3
+
+
 def test_whole_answer_has_usage_timings_and_fingerprint() -> None:
     answer = whole(parse_all(), [ContentDelta(text="a"), ContentDelta(text="b")])
     assert answer["object"] == "chat.completion"

@@ -11,6 +11,7 @@ from mlx_isolate_engine.completion.request import (
     TextPrompt,
 )
 from mlx_isolate_engine.completion.resolve import (
+    check_adapter,
     check_request,
     resolve_draft_tokens,
     resolve_max_tokens,
@@ -110,7 +111,6 @@ def test_max_tokens_that_mean_nothing_are_refused(asked: int) -> None:
     [
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stop": ("",)}, "stop"),
-        ({"adapter": "other"}, "adapters"),
     ],
 )
 def test_what_cannot_be_done_is_refused_not_ignored(fields: dict[str, Any], param: str) -> None:
@@ -118,6 +118,16 @@ def test_what_cannot_be_done_is_refused_not_ignored(fields: dict[str, Any], para
     with pytest.raises(RequestError) as caught:
         check_request(request)
     assert caught.value.param == param
+
+
+def test_an_adapter_that_is_not_configured_is_refused_by_name() -> None:
+    check_adapter(None, ())
+    check_adapter("polite", {"polite": ""})
+    for name, names in (("polite", ()), ("/tmp/polite", ("polite", "terse"))):
+        with pytest.raises(RequestError, match="No adapter of that name") as caught:
+            check_adapter(name, names)
+        assert (caught.value.status, caught.value.param) == (400, "adapters")
+        assert caught.value.code == "adapter_not_found"
 
 
 def with_draft(**fields: Any) -> CompletionRequest:

@@ -50,13 +50,24 @@ def test_flag_beats_environment_beats_file_beats_default() -> None:
 
 def test_engine_settings_reach_every_model_of_the_command_line() -> None:
     resolved = settle(
-        {"--temp": "0.7", "--ssd-cache-max-gb": "8", "--chat-template-args": '{"a": false}'},
+        {
+            "--temp": "0.7",
+            "--ssd-cache-max-gb": "8",
+            "--chat-template-args": '{"a": false}',
+        },
         models=(("a", "/a"), ("b", "/b")),
     )
     for model in resolved.settings.models:
         assert model.engine.temp == 0.7
         assert model.engine.ssd_cache_bytes_max == 8_000_000_000
         assert model.engine.chat_template_args == {"a": False}
+
+
+def test_adapters_are_given_by_name() -> None:
+    resolved = settle({"--adapters": '{"polite": "/lora/polite"}'}, models=(("a", "/a"),))
+    assert resolved.settings.models[0].engine.adapters == {"polite": "/lora/polite"}
+    with pytest.raises(ConfigError, match="names and folders"):
+        settle({"--adapters": '{"polite": 1}'}, models=(("a", "/a"),))
 
 
 def test_limits_of_the_daemon_are_copied_to_its_engines() -> None:

@@ -1,6 +1,7 @@
 """Checking a request's settings against the model and filling in the engine's defaults; pure."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -125,8 +126,22 @@ def check_request(request: CompletionRequest) -> None:
         raise RequestError("A stop string must not be empty.", param="stop")
     if len(request.stop) > STOP_STRINGS_MAX:
         raise RequestError(f"At most {STOP_STRINGS_MAX} stop strings.", param="stop")
-    if request.adapter is not None:
-        raise RequestError("No adapters are configured for this model.", param="adapters")
+
+
+def check_adapter(name: str | None, names: Collection[str]) -> None:
+    """Refuse an adapter that is not configured.
+
+    Raises:
+        RequestError: there is none of that name.
+    """
+    if name is None or name in names:
+        return
+    known = f"there are: {', '.join(sorted(names))}" if names else "there are none"
+    raise RequestError(
+        f"No adapter of that name is configured ({known}).",
+        param="adapters",
+        code="adapter_not_found",
+    )
 
 
 def resolve_draft_tokens(

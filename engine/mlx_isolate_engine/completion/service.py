@@ -14,6 +14,7 @@ from mlx_isolate_engine.completion.prompt import (
 )
 from mlx_isolate_engine.completion.request import ChatPrompt, CompletionRequest
 from mlx_isolate_engine.completion.resolve import (
+    check_adapter,
     check_request,
     resolve_draft_tokens,
     resolve_max_tokens,
@@ -121,6 +122,7 @@ class ModelCompletionService:
 
     async def _plan(self, request: CompletionRequest) -> CompletionPlan:
         check_request(request)
+        check_adapter(request.adapter, self._thread.adapters)
         sampling = resolve_sampling(request.sampling, self._settings, self._vocabulary_size)
         resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
         prompt, constraint = await self._work(functools.partial(self._build_all, request))
@@ -140,8 +142,13 @@ class ModelCompletionService:
             sampling=sampling,
             text=self._text_plan(request, prompt),
             constraint=constraint,
+            adapter=request.adapter,
             draft_tokens=draft_tokens,
-            namespace=namespace_of(self._settings, draft=bool(draft_tokens)),
+            namespace=namespace_of(
+                self._settings,
+                draft=bool(draft_tokens),
+                adapter=self._thread.adapters.get(request.adapter or ""),
+            ),
             placement=self._thread.placement,
         )
 

@@ -19,11 +19,12 @@ from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.plan import SamplingPlan
-from mlx_isolate_engine.generation.ports import EntryKind
+from mlx_isolate_engine.generation.ports import Adapters, EntryKind
 from mlx_isolate_engine.generation.rehearsal import Rehearsal
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_engine.generation.ticket import Ticket
+from mlx_isolate_engine.generation.turns import Turns
 from mlx_isolate_shared.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,13 @@ HOLD_STEPS_MAX = 4
 
 
 class Parked:
-    """A row that was taken out of the batch: its cache, its tokens, and the one to run next."""
+    """A row that was taken out of the batch: its cache, its tokens, and the one to run next.
+
+    `since` is when it began to wait for its place, in seconds.
+    """
 
     def __init__(self, row: Row, cache: list[Any], tokens: list[int], next_token: int) -> None:
+        self.since = 0.0
         self.row = row
         self.cache = cache
         self.tokens = tokens
@@ -68,6 +73,8 @@ class ContinuousLane:
         self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
         self._pace = PrefillPace(settings.max_step_s, settings.prefill_step_size)
         self._held = 0
+        self._adapters = parts.adapters
+        self._turns = Turns(parts.clock.monotonic())
         self._generator = BatchGenerator(
             parts.model,
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
@@ -110,7 +117,7 @@ class ContinuousLane:
         parked = self._parked.pop(ticket, None)
         if parked is not None:
             ticket.is_parked = False
-            self._resuming.append(parked)
+            self._put_in_line(parked)
 
     def drop(self, ticket: Ticket) -> None:
         """See `Lane.drop`; what its cache holds is kept."""
@@ -177,9 +184,14 @@ class ContinuousLane:
         return width
 
     def _let_in(self) -> None:
+        if self._adapters is not None and not self._is_turn_on(self._adapters):
+            return
         running = len(self._prefilling) + len(self._decoding) + len(self._restoring)
-        while self._resuming and running < self._rows_max:
-            self._insert_parked(self._resuming.pop(0))
+        for parked in [each for each in self._resuming if self._is_mounted(each.row)]:
+            if running >= self._rows_max:
+                break
+            self._resuming.remove(parked)
+            self._insert_parked(parked)
             running += 1
         if not self._waiting:
             return
@@ -202,15 +214,44 @@ class ContinuousLane:
             step_size=self._settings.prefill_step_size,
             padded_tokens_max=self._padded_tokens_max,
         )
+        candidates = [row for row in self._waiting if self._is_mounted(row)]
         waiters = [
             admission.Waiter(tokens=row.prompt_left, length=row.length, since=row.submitted_at)
-            for row in self._waiting
+            for row in candidates
         ]
         chosen = admission.choose(waiters, batch, self._clock.monotonic())
-        rows = [self._waiting[position] for position in chosen]
-        for position in sorted(chosen, reverse=True):
-            del self._waiting[position]
+        rows = [candidates[position] for position in chosen]
+        self._waiting = [row for row in self._waiting if row not in rows]
         return rows
+
+    # -- whose adapter is mounted
+
+    def _is_mounted(self, row: Row) -> bool:
+        return row.plan.adapter == self._turns.mounted
+
+    def _is_turn_on(self, adapters: Adapters) -> bool:
+        """Whether completions of the mounted adapter may join; mounts another when it is time."""
+        waiting: dict[str | None, float] = {}
+        for adapter, since in (
+            *((row.plan.adapter, row.submitted_at) for row in self._waiting),
+            *((parked.row.plan.adapter, parked.since) for parked in self._resuming),
+        ):
+            waiting[adapter] = min(since, waiting.get(adapter, since))
+        running = self._prefilling or self._decoding or self._restoring
+        decision, adapter = self._turns.decide(
+            waiting, self._clock.monotonic(), is_running=bool(running)
+        )
+        if decision == "switch":
+            adapters.mount(adapter)
+        elif decision == "drain" and not self._prefilling and not self._restoring:
+            for row in [each for each in self._decoding.values() if each.generated]:
+                if (aside := self._set_aside(row)) is not None:
+                    self._put_in_line(aside)
+        return decision != "drain"
+
+    def _put_in_line(self, parked: Parked) -> None:
+        parked.since = self._clock.monotonic()
+        self._resuming.append(parked)
 
     def _restore(self) -> None:
         """Look for cached prefixes; a long read from disk goes on in later steps."""
@@ -337,7 +378,19 @@ class ContinuousLane:
     # -- rows whose readers have stopped
 
     def _park(self, row: Row) -> None:
-        """Take a row out whose reader has stopped, with all that is needed to go on later.
+        """Take a row out whose reader has stopped, with all that is needed to go on later."""
+        parked = self._set_aside(row)
+        if parked is None:
+            return
+        log.info("completion.parked request=%s", row.plan.request_id)
+        self._parked[row.ticket] = parked
+        row.ticket.is_parked = True
+        # The reader may have caught up just before it could see that the row is parked.
+        if row.ticket.outbox.unread_bytes <= self._settings.stall_buffer_bytes * RESUME_SHARE:
+            self.resume(row.ticket)
+
+    def _set_aside(self, row: Row) -> Parked | None:
+        """Take a row that generates out of the batch; None if it has ended with that.
 
         The generator runs one token ahead: that token is drawn, so it is this row's next one, and
         it is taken now. (It is the one thing that mlx-lm does not hand out with the cache.)
@@ -352,19 +405,14 @@ class ContinuousLane:
         if advance.error is not None:
             self._counters.active -= 1
             self._endings.fail(row.ticket, advance.error)
-            return
+            return None
         self._deliveries.add(row.ticket.outbox, advance.events)
         if advance.reason is not None:
             self._counters.active -= 1
             self._reuse.keep(row, tokens, cache, "assistant")
             self._endings.complete(row, advance.reason)
-            return
-        log.info("completion.parked request=%s", row.plan.request_id)
-        self._parked[row.ticket] = Parked(row, cache, list(tokens), next_token)
-        row.ticket.is_parked = True
-        # The reader may have caught up just before it could see that the row is parked.
-        if row.ticket.outbox.unread_bytes <= self._settings.stall_buffer_bytes * RESUME_SHARE:
-            self.resume(row.ticket)
+            return None
+        return Parked(row, cache, list(tokens), next_token)
 
     def _pop_parked(self, ticket: Ticket) -> Parked | None:
         parked = self._parked.pop(ticket, None)

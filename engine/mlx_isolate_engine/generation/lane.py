@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.outbox import Deliveries
+from mlx_isolate_engine.generation.ports import Adapters
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
 from mlx_isolate_engine.generation.ticket import Ticket
@@ -20,6 +21,7 @@ class LaneParts:
     Attributes:
         model: mlx_lm's model.
         draft: mlx_lm's draft model, None = there is none.
+        adapters: what completions may choose among, None = there are none.
         family: what all its rows share.
         settings: concurrency, step sizes, KV quantization, the stall buffer.
         reuse: the prompt cache.
@@ -30,6 +32,7 @@ class LaneParts:
 
     model: Any
     draft: Any
+    adapters: Adapters | None
     family: ModelFamily
     settings: EngineSettings
     reuse: PrefixReuse

@@ -84,6 +84,7 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One completion, ready to run.
 
     Attributes:
+        adapter: which one it runs with, None = the model as it was loaded.
         draft_tokens: tokens that the draft model proposes at a time; 0 = it runs without.
     """
 
@@ -93,6 +94,7 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingPlan
     text: TextPlan
     constraint: Constraint | None = None
+    adapter: str | None = None
     draft_tokens: int = 0
     namespace: str = "default"
     placement: Placement = "continuous"

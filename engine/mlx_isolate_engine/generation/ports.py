@@ -1,6 +1,6 @@
 """What the generation thread needs from its neighbours: a loaded model and a prompt cache."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from mlx_isolate_shared.wire import CacheFigures, ModelFacts
@@ -29,6 +29,24 @@ class LoadedModel(Protocol):
     @property
     def facts(self) -> ModelFacts:
         """What it is."""
+        ...
+
+
+class Adapters(Protocol):
+    """Adapters that completions choose by name; every call happens on the generation thread."""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """What each one's KV state depends on, by name; may be read from any thread."""
+        ...
+
+    @property
+    def mounted(self) -> str | None:
+        """Whose layers stand in the model; None = nobody's."""
+        ...
+
+    def mount(self, name: str | None) -> None:
+        """Put these layers in; harmless if they are in."""
         ...
 
 
@@ -93,4 +111,5 @@ class PromptCache(Protocol):
 
 
 LoadModel = Callable[[], LoadedModel]
+LoadAdapters = Callable[[LoadedModel], Adapters]
 MakePromptCache = Callable[[LoadedModel], PromptCache | None]

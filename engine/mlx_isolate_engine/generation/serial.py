@@ -106,6 +106,8 @@ class SerialLane:
             self._counters.active += 1
             self._ready.append((row, self._work(row)))
         row, work = self._ready[0]
+        if self._parts.adapters is not None:
+            self._parts.adapters.mount(row.plan.adapter)
         try:
             next(work)
         except StopIteration:

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -21,7 +21,9 @@ from mlx_isolate_engine.generation.memory import padded_tokens_max
 from mlx_isolate_engine.generation.outbox import Deliveries
 from mlx_isolate_engine.generation.plan import EndKind
 from mlx_isolate_engine.generation.ports import (
+    Adapters,
     EntryKind,
+    LoadAdapters,
     LoadedModel,
     LoadModel,
     MakePromptCache,
@@ -67,6 +69,7 @@ class GenerationThread:
         load: loads model and tokenizer; called on the generation thread, since MLX streams
             belong to the thread that made them.
         load_draft: loads the draft model, after `load` and likewise; None = there is none.
+        load_adapters: loads what completions may choose among, likewise; None = there is nothing.
         make_prompt_cache: called on the generation thread after the load; None = no prompt cache.
         on_failure: called on the generation thread with the error that ended its loop; the
             default prints the traceback and ends the process with status 70.
@@ -79,6 +82,7 @@ class GenerationThread:
         load: LoadModel,
         *,
         load_draft: LoadModel | None = None,
+        load_adapters: LoadAdapters | None = None,
         make_prompt_cache: MakePromptCache | None = None,
         on_failure: Callable[[BaseException], None] = end_process,
         clock: Clock | None = None,
@@ -86,6 +90,8 @@ class GenerationThread:
         self._settings = settings
         self._load = load
         self._load_draft = load_draft
+        self._load_adapters = load_adapters
+        self._adapters: Adapters | None = None
         self._make_prompt_cache = make_prompt_cache
         self._on_failure = on_failure
         self._clock = clock or SystemClock()
@@ -149,6 +155,11 @@ class GenerationThread:
     def has_draft(self) -> bool:
         """Whether a draft model was loaded."""
         return self._load_draft is not None
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Names that completions may choose, with what their KV state depends on."""
+        return self._adapters.digests if self._adapters is not None else {}
 
     def submit(self, ticket: Ticket) -> None:
         """Queue a completion; its outbox gets events and one end, unless it is given up first."""
@@ -251,6 +262,8 @@ class GenerationThread:
             loaded_draft = self._load_draft()
             check_draft(self._loaded, loaded_draft)
             draft = loaded_draft.model
+        if self._load_adapters is not None:
+            self._adapters = self._load_adapters(self._loaded)
         self._family = ModelFamily(tokenizer, warm_up(model, self._settings))
         if self._make_prompt_cache is not None:
             self._cache = self._make_prompt_cache(self._loaded)
@@ -258,6 +271,7 @@ class GenerationThread:
         parts = LaneParts(
             model=model,
             draft=draft,
+            adapters=self._adapters,
             family=self._family,
             settings=self._settings,
             reuse=self._reuse,
@@ -317,7 +331,7 @@ class GenerationThread:
     def _give_back(self) -> None:
         """Let go of everything of MLX's on the thread that made it: else the exit aborts."""
         self._lanes.clear()
-        self._loaded = self._family = self._cache = self._reuse = None
+        self._loaded = self._family = self._cache = self._reuse = self._adapters = None
         mx.synchronize()
         mx.clear_cache()
         mx.clear_streams()

@@ -6,6 +6,18 @@ import errno
 # a crash and is started again under the restart budget, not with EXIT_CANNOT_WORK.
 _PASSING = frozenset({"model_download", "disk_full", "out_of_memory"})
 
+# What mlx and mlx-lm raise for files that do not fit: their own checks are of every kind.
+FOREIGN_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+)
+
 
 class ModelError(Exception):
     """The model cannot be had or loaded.

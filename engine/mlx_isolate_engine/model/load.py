@@ -1,14 +1,14 @@
 """Loading a model's weights and tokenizer in the thread that will generate with them."""
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_isolate_engine.model.errors import ModelError, first_sentence
+from mlx_isolate_engine.model.adapters import add_adapter
+from mlx_isolate_engine.model.errors import FOREIGN_ERRORS, ModelError, first_sentence
 from mlx_isolate_engine.model.facts import facts_of
 from mlx_isolate_engine.model.folder import ModelFiles, check_folder
 from mlx_isolate_engine.model.tokenizer import load_tokenizer
@@ -60,7 +60,7 @@ def load_model(
     report(Loading(stage="weights", fraction=0.0))
     model, config = _build(files, settings)
     if settings.adapter_path is not None:
-        _add_adapter(model, Path(settings.adapter_path))
+        add_adapter(model, Path(settings.adapter_path))
     _read_weights(model, report)
     if tokenizer is None:
         report(Loading(stage="tokenizer"))
@@ -90,22 +90,9 @@ def warm_up(loaded: LoadedModel, report: Callable[[Loading], None]) -> None:
             logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             tokens = mx.argmax(logits, axis=-1, keepdims=True)
             mx.eval(tokens, logits, [entry.state for entry in cache])
-    except _LOAD_ERRORS as error:
+    except FOREIGN_ERRORS as error:
         raise _translated(loaded.folder, error) from error
     mx.clear_cache()
-
-
-# What mlx and mlx-lm raise for files that do not fit: their own checks are of every kind.
-_LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RuntimeError,
-    ArithmeticError,
-    AssertionError,
-)
 
 
 def _build(files: ModelFiles, settings: EngineSettings) -> tuple[Any, dict[str, Any]]:
@@ -115,7 +102,7 @@ def _build(files: ModelFiles, settings: EngineSettings) -> tuple[Any, dict[str, 
     _check_supported(files, settings)
     try:
         model, config = load(files.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-    except _LOAD_ERRORS as error:
+    except FOREIGN_ERRORS as error:
         raise _translated(files.folder, error) from error
     return model, config
 
@@ -162,21 +149,6 @@ def _read_weights(model: Any, report: Callable[[Loading], None]) -> None:
     # Everything that is no parameter (rotary frequencies and the like) with the rest.
     mx.eval(group, model.parameters())
     report(Loading(stage="weights", fraction=1.0))
-
-
-def _add_adapter(model: Any, path: Path) -> None:
-    from mlx_lm.utils import load_adapters
-
-    for name in ("adapter_config.json", "adapters.safetensors"):
-        if not (path / name).is_file():
-            raise ModelError("adapter_broken", f"the adapter folder {path} has no {name}.")
-    try:
-        load_adapters(model, str(path))
-        model.eval()
-    except (*_LOAD_ERRORS, json.JSONDecodeError) as error:
-        raise ModelError(
-            "adapter_broken", f"cannot use the adapter {path}: {first_sentence(error)}"
-        ) from error
 
 
 def _translated(folder: Path, error: Exception) -> ModelError:

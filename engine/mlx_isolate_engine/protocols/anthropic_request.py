@@ -21,6 +21,7 @@ from mlx_isolate_engine.protocols.contract import Call
 from mlx_isolate_engine.protocols.fields import (
     STOP_STRINGS_MAX,
     FreeForm,
+    LaneBody,
     StopString,
     TokenCount,
     TopK,
@@ -122,6 +123,7 @@ def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest
         RequestError: 400 naming the field.
     """
     message = decode_body(body, MessagesBody)
+    lane = decode_body(body, LaneBody)
     tools = tuple(
         _template_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools or ())
     )
@@ -141,6 +143,9 @@ def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest
         ),
         response_format=_response_format(message.output_config),
         tool_choice=_tool_choice(message.tool_choice, tools),
+        adapter=lane.adapters,
+        draft_model=lane.draft_model,
+        num_draft_tokens=lane.num_draft_tokens,
     )
     return message, request
 

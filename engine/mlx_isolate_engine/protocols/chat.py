@@ -165,7 +165,7 @@ class ChatRequest:
 
     def streamer(self) -> "ChatStreamer":
         """A formatter for the streamed answer."""
-        head = _head(self._id, "chat.completion.chunk", self._call)
+        head = _head(self._id, "chat.completion.chunk", self._call, self.completions[0])
         return ChatStreamer(head, self.completions, include_usage=self._include_usage)
 
     def body(self, transcripts: Sequence[Transcript]) -> bytes:
@@ -174,7 +174,7 @@ class ChatRequest:
         summaries = [transcript.summary for transcript in transcripts]
         return msgspec.json.encode(
             {
-                **_head(self._id, "chat.completion", self._call),
+                **_head(self._id, "chat.completion", self._call, self.completions[0]),
                 "choices": [
                     _choice(index, transcript, with_logprobs)
                     for index, transcript in enumerate(transcripts)
@@ -185,13 +185,13 @@ class ChatRequest:
         )
 
 
-def _head(answer_id: str, kind: str, call: Call) -> dict[str, Any]:
+def _head(answer_id: str, kind: str, call: Call, request: CompletionRequest) -> dict[str, Any]:
     return {
         "id": answer_id,
         "object": kind,
         "created": call.created,
         "model": call.identity.model,
-        "system_fingerprint": call.identity.fingerprint,
+        "system_fingerprint": call.identity.fingerprint_with(request.adapter),
     }
 
 

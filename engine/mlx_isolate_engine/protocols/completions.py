@@ -150,7 +150,7 @@ class TextRequest:
             "object": "text_completion",
             "created": call.created,
             "model": call.identity.model,
-            "system_fingerprint": call.identity.fingerprint,
+            "system_fingerprint": call.identity.fingerprint_with(completions[0].adapter),
         }
 
     def streamer(self) -> "TextStreamer":

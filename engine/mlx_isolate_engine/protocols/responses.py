@@ -83,7 +83,7 @@ class ResponsesProtocol:
             draft_model=lane.draft_model,
             num_draft_tokens=lane.num_draft_tokens,
         )
-        head = _head(asked, sampling, call)
+        head = _head(asked, sampling, call, lane.adapters)
         return ResponsesRequest(request, head, conversation, self._store, bool(asked.stream))
 
     def _before(self, response_id: str | None) -> tuple[dict[str, Any], ...]:
@@ -114,7 +114,9 @@ def _top_logprobs(asked: ResponsesBody) -> int | None:
     return None
 
 
-def _head(asked: ResponsesBody, sampling: SamplingBody, call: Call) -> dict[str, Any]:
+def _head(
+    asked: ResponsesBody, sampling: SamplingBody, call: Call, adapter: str | None
+) -> dict[str, Any]:
     """What a response repeats of its request, in every event that holds it."""
     builtins = msgspec.to_builtins
     form = asked.text.format if asked.text is not None else None
@@ -123,7 +125,7 @@ def _head(asked: ResponsesBody, sampling: SamplingBody, call: Call) -> dict[str,
         "object": "response",
         "created_at": call.created,
         "model": call.identity.model,
-        "system_fingerprint": call.identity.fingerprint,
+        "system_fingerprint": call.identity.fingerprint_with(adapter),
         "error": None,
         "background": False,
         "instructions": asked.instructions,

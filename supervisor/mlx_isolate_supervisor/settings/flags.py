@@ -100,6 +100,14 @@ def _object(text: str) -> object:
         raise ValueError(message) from None
 
 
+def _names(text: str) -> object:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError:
+        message = 'is not a JSON object of names and folders, such as \'{"polite": "/lora"}\''
+        raise ValueError(message) from None
+
+
 def _choice(*choices: str) -> Callable[[str], str]:
     by_folded = {choice.lower(): choice for choice in choices}
 
@@ -139,7 +147,7 @@ def _engine(
         parse=parse,
         metavar=metavar,
         help=help,
-        one_model=name in ("--adapter-path", "--draft-model", "--chat-template"),
+        one_model=name in ("--adapter-path", "--adapters", "--draft-model", "--chat-template"),
     )
 
 
@@ -270,6 +278,7 @@ FLAGS: tuple[Flag, ...] = (
         "prompt cache in memory, all models together",
     ),
     _engine("--adapter-path", _text, "FOLDER", "LoRA adapter of the model"),
+    _engine("--adapters", _names, "JSON", "LoRA adapters that requests choose by name"),
     _engine("--draft-model", _text, "MODEL", "model for speculative decoding"),
     _engine("--num-draft-tokens", _positive, "N", "tokens drafted at a time"),
     _engine("--trust-remote-code", parse_switch, "", "run code that comes with the tokenizer"),
@@ -341,7 +350,13 @@ TOPICS: dict[str, tuple[str, ...]] = {
         *("--drain-timeout", "--shutdown-timeout"),
     ),
     "the model": (
-        *("--adapter-path", "--draft-model", "--num-draft-tokens", "--trust-remote-code"),
+        *(
+            "--adapter-path",
+            "--adapters",
+            "--draft-model",
+            "--num-draft-tokens",
+            "--trust-remote-code",
+        ),
         *("--chat-template", "--use-default-chat-template", "--chat-template-args"),
     ),
     "defaults of requests": ("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens"),
