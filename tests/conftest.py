@@ -3,12 +3,27 @@
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from tests import turns
 from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_model
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Each test in its turn, so that one marked `alone` has no other worker's beside it.
+
+    Outermost, so that the time spent at the door counts to no test's timeout.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    shared = cast(Any, item.config)._tmp_path_factory.getbasetemp().parent
+    with turns.turn(shared, item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

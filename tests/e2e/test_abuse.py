@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.running_daemon import RunningDaemon, read_until
 from tests.waiting import wait_for
@@ -23,6 +24,7 @@ def model(daemon: RunningDaemon, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.alone
 def test_pages_and_other_models_are_well_beside_huge_prompts(daemon: RunningDaemon) -> None:
     """Case 21: four prompts of 5 MB at once; pages stay quick and another model answers."""
     pid = model(daemon, "slow")["pid"]

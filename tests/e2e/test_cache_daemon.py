@@ -104,6 +104,7 @@ def first_token_s(served: RunningDaemon, text: str) -> tuple[float, str]:
         connection.close()
 
 
+@pytest.mark.alone
 @pytest.mark.demo
 @pytest.mark.slow
 @pytest.mark.timeout(900)

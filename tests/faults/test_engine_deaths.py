@@ -45,6 +45,7 @@ def test_a_death_with_a_request_is_told_by_its_cause(end: str, phase: str) -> No
     run(main())
 
 
+@pytest.mark.alone
 def test_the_truth_about_a_kill_takes_less_than_fifty_ms() -> None:
     async def main() -> None:
         async with pool_rig() as rig:

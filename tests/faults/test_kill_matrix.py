@@ -218,6 +218,7 @@ def kill_many(daemon: RunningDaemon, ends: list[str]) -> Scene:
     return scene
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_every_client_has_its_outcome_when_an_engine_dies(fake_daemon: RunningDaemon) -> None:
     """Cases 02 and 14, ten deaths under load: in prefill, decode, non-stream and queue."""
@@ -225,6 +226,7 @@ def test_every_client_has_its_outcome_when_an_engine_dies(fake_daemon: RunningDa
     assert scene.p(0.95) <= OUTCOME_P99_S, sorted(scene.latencies)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_every_client_has_its_outcome_over_a_hundred_deaths(fake_daemon: RunningDaemon) -> None:
@@ -244,12 +246,14 @@ def kill_real_engines(model: Path, home: Path, ends: list[str]) -> Scene:
         return scene
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_real_engines_die_as_promised(slow_model: Path, tmp_path: Path) -> None:
     """Cases 02 and 14 with models that really run: all outcomes within OUTCOME_MAX_S."""
     kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"])
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_outcomes_of_real_engines_keep_the_percentile(slow_model: Path, tmp_path: Path) -> None:

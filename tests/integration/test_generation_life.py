@@ -296,6 +296,7 @@ def test_a_parked_completion_can_be_cancelled(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.alone
 def test_three_hundred_aborts_leak_nothing(full_model: Path) -> None:
     source = random.Random(11)
 

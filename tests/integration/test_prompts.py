@@ -241,6 +241,7 @@ def test_an_empty_prompt_and_unknown_tokens_are_400(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.alone
 def test_preparing_does_not_block_the_event_loop(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:
