@@ -33,6 +33,7 @@ from mlx_isolate_supervisor.relay.origins import OriginPolicy
 from mlx_isolate_supervisor.relay.work import add_work_routes
 from mlx_isolate_supervisor.request_log import RequestLog
 from mlx_isolate_supervisor.routes import Routes
+from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.status import (
@@ -108,7 +109,10 @@ class Daemon:
         self.unlisted: set[str] = set()
         self.load_timeout_s = settings.start_total_timeout_s
         self._know_models()
-        self._reconfiguration = Reconfiguration(settings, read, self._apply, display.line)
+        self._notifier = Notifier()
+        self._reconfiguration = Reconfiguration(
+            settings, read, self._apply, display.line, self._notifier
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -173,6 +177,8 @@ class Daemon:
             await loop.create_server(connect, sock=listener, backlog=BACKLOG)
             for listener in sockets
         ]
+        # Until the very end: a long orderly stop is no hang.
+        watchdog = asyncio.create_task(self._notifier.watch(), name="notify")
         try:
             self.pool.start()
             self._tell_start(sockets)
@@ -181,6 +187,7 @@ class Daemon:
             reloading.cancel()
         finally:
             await self._shut_down(servers, runner)
+            watchdog.cancel()
         if len(self._signals) > 1:
             return exit_codes.CUT_BASE + self._signals[1]
         return exit_codes.OK
@@ -203,6 +210,7 @@ class Daemon:
         models = [(model.id, model.model) for model in self._settings.models]
         log_event("daemon.started", pid=os.getpid(), urls=",".join(urls), version=self.version)
         self._display.line(describe_start(self.version, urls, models))
+        self._notifier.ready(f"listening on {' '.join(urls)}")
 
     def _apply(self, new: ServeSettings) -> ModelChanges:
         """Take over from new settings what can change while running."""
@@ -234,6 +242,7 @@ class Daemon:
 
     async def _shut_down(self, servers: Sequence[asyncio.Server], runner: web.AppRunner) -> None:
         self._stop.set()
+        self._notifier.stopping()
         for server in servers:
             server.close()
         await self.pool.stop(max(0.0, self._settings.shutdown_timeout_s - CLOSING_S))

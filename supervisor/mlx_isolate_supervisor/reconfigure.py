@@ -11,6 +11,7 @@ from collections.abc import Callable
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.logs import log_event, log_failure
+from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, restart_fields
 from mlx_isolate_supervisor.settings.layers import Resolved
 
@@ -27,6 +28,7 @@ class Reconfiguration:
         read: gathers the settings anew; called in a thread, since it reads files.
         apply: makes the models of the new settings be served; on the loop.
         tell: shows one line to a person.
+        notifier: tells the service manager.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class Reconfiguration:
         read: Callable[[], Resolved],
         apply: Callable[[ServeSettings], ModelChanges],
         tell: Callable[[str], None],
+        notifier: Notifier,
     ) -> None:
         self._settings = settings
         self._read = read
         self._apply = apply
         self._tell = tell
+        self._notifier = notifier
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -66,6 +70,13 @@ class Reconfiguration:
 
     async def reload(self) -> None:
         """Read and apply once."""
+        self._notifier.reloading()
+        try:
+            await self._reload()
+        finally:
+            self._notifier.ready("the configuration was read again")
+
+    async def _reload(self) -> None:
         try:
             new = (await asyncio.to_thread(self._read)).settings
         except ConfigError as error:

@@ -1,0 +1,250 @@
+"""`mlx-isolate service install|…`: the daemon as a service of the user's, by systemd or launchd."""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands import serve
+from mlx_isolate_supervisor.commands.client import Daemon, add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.service.command_line import Installation, installation
+from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
+from mlx_isolate_supervisor.service.install import Installer, Steps, plan_steps
+from mlx_isolate_supervisor.service.managers import (
+    Command,
+    Done,
+    Manager,
+    ServiceState,
+    manager_here,
+)
+from mlx_isolate_supervisor.settings.layers import Resolved
+
+# A command of a service manager that takes longer than a daemon's stop is stuck.
+COMMAND_TIMEOUT_S = 300.0
+VERBS = {"start": "start it", "stop": "stop it", "restart": "stop and start it"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    install = verbs.add_parser(
+        "install", help="install and start a service that serves what 'serve' would"
+    )
+    _add_name(install)
+    install.add_argument("--dry-run", action="store_true", help="print files and commands only")
+    install.add_argument("--no-start", action="store_true", help="do not start it")
+    install.add_argument(
+        "--ready-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="go back to the earlier service if the new one is not ready by then (default 600)",
+    )
+    serve.add_arguments(install)
+    uninstall = verbs.add_parser("uninstall", help="stop and remove it")
+    _add_name(uninstall)
+    uninstall.add_argument("--dry-run", action="store_true", help="print commands only")
+    for verb, help in VERBS.items():
+        _add_name(verbs.add_parser(verb, help=help))
+    status = verbs.add_parser("status", help="what the service manager and the daemon say")
+    _add_name(status)
+    status.add_argument("--json", action="store_true", help="as JSON")
+    add_client_arguments(status)
+    logs = verbs.add_parser("logs", help="what the service wrote")
+    _add_name(logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+    logs.add_argument("-n", "--lines", type=int, default=200, metavar="N")
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help="name of the service (default %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    check_name(args.name)
+    manager = manager_here()
+    match args.verb:
+        case "install":
+            return _install(args, manager)
+        case "uninstall":
+            return _uninstall(args, manager)
+        case "status":
+            return _status(args, manager)
+        case "logs":
+            command = manager.log_command(args.name, args.lines, follow=args.follow)
+            return _show(command)
+        case _:
+            _require(manager, args.name)
+            for command in manager.verb_commands(args.verb, args.name):
+                _must(command)
+            return exit_codes.OK
+
+
+def _install(args: argparse.Namespace, manager: Manager) -> int:
+    resolved = serve.settings_of(args)
+    if resolved.settings.port == 0:
+        raise ConfigError("--port: a service needs a port of its own; give one above 0.")
+    wanted = installation(args.name, args, resolved, config_home=_config_home())
+    if args.dry_run:
+        _show_steps(plan_steps(wanted, manager, start=not args.no_start))
+        return exit_codes.OK
+    for sentence in remarks(resolved):
+        print(f"mlx-isolate: {sentence}", file=sys.stderr)
+    installer = Installer(manager, run_command, print)
+    installer.install(
+        wanted,
+        daemon_of_settings(resolved),
+        start=not args.no_start,
+        timeout_s=args.ready_timeout,
+    )
+    print(_outcome(wanted, started=not args.no_start))
+    if manager.kind == "systemd" and not _lingers():
+        print("it ends with your last session; to keep it running: loginctl enable-linger")
+    return exit_codes.OK
+
+
+def _outcome(wanted: Installation, *, started: bool) -> str:
+    service = wanted.service
+    if started:
+        return f"{service.name} is installed and ready on {service.url}"
+    return f"{service.name} is installed; start it with: mlx-isolate service start"
+
+
+def daemon_of_settings(resolved: Resolved) -> Daemon:
+    """How to ask a daemon with these settings."""
+    settings = resolved.settings
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    shown = f"[{host}]" if ":" in host else host
+    return Daemon(f"http://{shown}:{settings.port}", next(iter(settings.api_keys), None))
+
+
+def remarks(resolved: Resolved) -> list[str]:
+    """What is doubtful about the files that a service of these settings would read."""
+    settings = resolved.settings
+    paths = [resolved.api_key_file, settings.config_path if settings.api_keys else None]
+    found: list[str] = []
+    for name in paths:
+        path = Path(name).expanduser() if name else None
+        if path is not None and path.exists() and path.stat().st_mode & 0o077:
+            found.append(f"{path} holds API keys and others can read it; chmod 600 {path}")
+    return found
+
+
+def _uninstall(args: argparse.Namespace, manager: Manager) -> int:
+    before, after = manager.uninstall_commands(args.name), manager.forget_commands()
+    files = [manager.path(args.name), _config_home() / "mlx-isolate" / f"{args.name}.keys"]
+    if args.dry_run:
+        shown = [*before, *(("rm", "-f", str(path)) for path in files), *after]
+        print("\n".join(shlex.join(command) for command in shown))
+        return exit_codes.OK
+    _require(manager, args.name)
+    for command in before:
+        done = run_command(command)
+        if done.status != 0 and manager.state(args.name, run_command).is_running:
+            raise CommandError(f"it still runs; {shlex.join(command)} said: {done.output.strip()}")
+    for path in files:
+        path.unlink(missing_ok=True)
+    for command in after:
+        _must(command)
+    print(f"{args.name} is removed")
+    return exit_codes.OK
+
+
+def _status(args: argparse.Namespace, manager: Manager) -> int:
+    state = manager.state(args.name, run_command)
+    daemon = daemon_of(args)
+    try:
+        answer = daemon.ask("GET", "/health")
+        health = f"{answer.status} {answer.body.decode(errors='replace').strip()}"
+        is_well = answer.status == 200
+    except CommandError as error:
+        health, is_well = str(error), False
+    if args.json:
+        shown = {"manager": manager.kind, "service": state, "health": health}
+        print(msgspec.json.encode(shown).decode())
+    else:
+        print("\n".join(state_lines(manager, args.name, state)))
+        print(f"health    {health}")
+    return exit_codes.OK if state.is_running and is_well else exit_codes.FAILED
+
+
+def state_lines(manager: Manager, name: str, state: ServiceState) -> list[str]:
+    """What a manager says of a service, for a person."""
+    pid = f", pid {state.pid}" if state.pid else ""
+    return [
+        f"service   {name} ({manager.kind}): {state.state}{pid}",
+        f"file      {manager.path(name)}{'' if state.is_installed else ' (not installed)'}",
+    ]
+
+
+def _require(manager: Manager, name: str) -> None:
+    if not manager.path(name).is_file():
+        raise CommandError(
+            f"there is no service {name}; install one with 'mlx-isolate service install'"
+        )
+
+
+def _show_steps(steps: Steps) -> None:
+    for file in steps.files:
+        print(f"# {file.path}, mode {file.mode:04o}")
+        print(_shown(file))
+    for command in steps.commands:
+        print(f"$ {shlex.join(command)}")
+
+
+def _shown(file: File) -> str:
+    if file.mode & 0o077 == 0:
+        # Secrets are never printed.
+        return "(hidden)\n"
+    return file.content.decode()
+
+
+def run_command(command: Command) -> Done:
+    """Run a command of the service manager; a missing program is status 127."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return Done(127, f"{command[0]} is not installed")
+    except subprocess.TimeoutExpired:
+        return Done(124, f"no end within {COMMAND_TIMEOUT_S:g} s")
+    return Done(done.returncode, done.stdout.decode(errors="replace"))
+
+
+def _must(command: Command) -> None:
+    done = run_command(command)
+    if done.status != 0:
+        raise CommandError(f"{shlex.join(command)}: {done.output.strip() or done.status}")
+
+
+def _show(command: Command) -> int:
+    """Run a command with our own streams."""
+    try:
+        return subprocess.run(command, check=False).returncode
+    except FileNotFoundError:
+        raise CommandError(f"{command[0]} is not installed") from None
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _lingers() -> bool:
+    user = os.environ.get("USER") or str(os.getuid())
+    return "yes" in run_command(("loginctl", "show-user", user, "--property=Linger")).output
