@@ -171,14 +171,15 @@ class SimulatedLane:
         self.rehearsal = list(self.model.passes)
         self.model.passes.clear()
 
-    def ask(self, tokens: int, max_tokens: int = 4) -> Asked:
-        """Submit a prompt of so many tokens now."""
+    def ask(self, tokens: int, max_tokens: int = 4, **fields: Any) -> Asked:
+        """Submit a prompt of so many tokens now; `fields` are further ones of the plan."""
         plan = CompletionPlan(
             request_id="simulated",
             prompt=PromptPlan(tokens=[LETTER] * tokens),
             max_tokens=max_tokens,
             sampling=SamplingPlan(),
             text=TextPlan(),
+            **fields,
         )
         asked = Asked(Ticket(plan), self.clock.now)
         self._deliveries.texts[asked.ticket.outbox] = asked.texts

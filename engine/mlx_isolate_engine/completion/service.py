@@ -77,6 +77,7 @@ class ModelCompletionService:
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
         self._places = 0
         self._is_closed = False
+        self._built: tuple[str, tuple[BuiltPrompt, Constraint | None]] | None = None
 
     @property
     def places_taken(self) -> int:
@@ -125,7 +126,7 @@ class ModelCompletionService:
         check_adapter(request.adapter, self._thread.adapters)
         sampling = resolve_sampling(request.sampling, self._settings, self._vocabulary_size)
         resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
-        prompt, constraint = await self._work(functools.partial(self._build_all, request))
+        prompt, constraint = await self._build_once(request)
         self._check_tokens(prompt.plan.tokens, "messages" if prompt.is_chat else "prompt")
         draft_tokens = resolve_draft_tokens(
             request, self._settings, can_draft=self._thread.has_draft and constraint is None
@@ -142,6 +143,8 @@ class ModelCompletionService:
             sampling=sampling,
             text=self._text_plan(request, prompt),
             constraint=constraint,
+            group=request.group,
+            choices=request.choices,
             adapter=request.adapter,
             draft_tokens=draft_tokens,
             namespace=namespace_of(
@@ -151,6 +154,18 @@ class ModelCompletionService:
             ),
             placement=self._thread.placement,
         )
+
+    async def _build_once(
+        self, request: CompletionRequest
+    ) -> tuple[BuiltPrompt, Constraint | None]:
+        """Prompt and grammar; the choices of one request, prepared in a row, share them."""
+        if request.group is not None and self._built is not None:
+            group, built = self._built
+            if group == request.group:
+                return built
+        built = await self._work(functools.partial(self._build_all, request))
+        self._built = None if request.group is None else (request.group, built)
+        return built
 
     def _build_all(self, request: CompletionRequest) -> tuple[BuiltPrompt, Constraint | None]:
         """Prompt and grammar, on a worker thread."""

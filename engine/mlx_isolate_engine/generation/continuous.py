@@ -23,6 +23,7 @@ from mlx_isolate_engine.generation.ports import Adapters, EntryKind
 from mlx_isolate_engine.generation.rehearsal import Rehearsal
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
+from mlx_isolate_engine.generation.sharing import SharedPrefills
 from mlx_isolate_engine.generation.ticket import Ticket
 from mlx_isolate_engine.generation.turns import Turns
 from mlx_isolate_shared.errors import EngineError
@@ -74,6 +75,7 @@ class ContinuousLane:
         self._pace = PrefillPace(settings.max_step_s, settings.prefill_step_size)
         self._held = 0
         self._adapters = parts.adapters
+        self._shared = SharedPrefills()
         self._turns = Turns(parts.clock.monotonic())
         self._generator = BatchGenerator(
             parts.model,
@@ -139,15 +141,22 @@ class ContinuousLane:
 
     def close(self, error: EngineError) -> None:
         """See `Lane.close`."""
-        rows = [*self._waiting, *self._prefilling.values(), *self._decoding.values()]
-        rows += [parked.row for parked in (*self._parked.values(), *self._resuming)]
-        for row, restoring in self._restoring:
+        for _, restoring in self._restoring:
             restoring.close()
-            rows.append(row)
-        for row in rows:
+        for row in self._everybody():
             self._endings.refuse(row.ticket, error)
         self._counters.active = 0
         self._generator.close()
+
+    @property
+    def shared_prefills(self) -> int:
+        """Prompts kept for further choices of their requests."""
+        return len(self._shared)
+
+    def _everybody(self) -> list[Row]:
+        rows = [*self._waiting, *self._prefilling.values(), *self._decoding.values()]
+        rows += [parked.row for parked in (*self._parked.values(), *self._resuming)]
+        return [*rows, *(row for row, _ in self._restoring)]
 
     # -- one step
 
@@ -193,11 +202,20 @@ class ContinuousLane:
             self._resuming.remove(parked)
             self._insert_parked(parked)
             running += 1
+        if self._shared:
+            self._shared.forget_ended(self._everybody())
         if not self._waiting:
             return
         for row in self._choose():
             self._counters.active += 1
-            self._restoring.append((row, self._reuse.find(row)))
+            self._restoring.append((row, self._find(row)))
+
+    def _find(self, row: Row) -> Generator[None, None, Found]:
+        """What the row begins with: its sibling's prompt, or what the prompt cache has."""
+        found = self._shared.take(row)
+        if found is not None:
+            return found
+        return (yield from self._reuse.find(row))
 
     def _choose(self) -> list[Row]:
         """Take the rows that join now from those that wait."""
@@ -214,9 +232,14 @@ class ContinuousLane:
             step_size=self._settings.prefill_step_size,
             padded_tokens_max=self._padded_tokens_max,
         )
-        candidates = [row for row in self._waiting if self._is_mounted(row)]
+        mounted = [row for row in self._waiting if self._is_mounted(row)]
+        candidates = self._shared.candidates(mounted, [r for r in running if r.prompt_left > 1])
         waiters = [
-            admission.Waiter(tokens=row.prompt_left, length=row.length, since=row.submitted_at)
+            admission.Waiter(
+                tokens=1 if self._shared.has(row) else row.prompt_left,
+                length=row.length,
+                since=row.submitted_at,
+            )
             for row in candidates
         ]
         chosen = admission.choose(waiters, batch, self._clock.monotonic())
@@ -324,14 +347,22 @@ class ContinuousLane:
             self._keep_checkpoints(ended)
 
     def _keep_checkpoints(self, uids: list[int]) -> None:
-        kinds: dict[int, EntryKind] = {
-            uid: self._prefilling[uid].checkpoints.popleft().kind for uid in uids
+        """Prompts have run to their checkpoints: leave the state to later prompts and siblings."""
+        reached = {uid: self._prefilling[uid].checkpoints.popleft() for uid in uids}
+        shared = {
+            uid
+            for uid, checkpoint in reached.items()
+            if self._shared.is_wanted(self._prefilling[uid], checkpoint.end)
         }
-        wanted = [uid for uid in uids if kinds[uid] in self._reuse.checkpoint_kinds]
+        kinds = self._reuse.checkpoint_kinds
+        wanted = [uid for uid in uids if uid in shared or reached[uid].kind in kinds]
         if not wanted:
             return
         for uid, (cache, tokens) in self._generator.extract_cache(wanted).items():
-            self._reuse.keep_checkpoint(self._prefilling[uid], tokens, cache, kinds[uid])
+            row = self._prefilling[uid]
+            self._reuse.keep_checkpoint(row, tokens, cache, reached[uid].kind)
+            if uid in shared:
+                self._shared.keep(row, cache, len(tokens))
 
     def _note_token(self, response: Any) -> None:
         row = self._decoding[response.uid]

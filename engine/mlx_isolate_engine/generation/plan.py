@@ -84,6 +84,8 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One completion, ready to run.
 
     Attributes:
+        group: the same for completions that have this prompt and share its prefill; None = alone.
+        choices: how many of them there are.
         adapter: which one it runs with, None = the model as it was loaded.
         draft_tokens: tokens that the draft model proposes at a time; 0 = it runs without.
     """
@@ -94,6 +96,8 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingPlan
     text: TextPlan
     constraint: Constraint | None = None
+    group: str | None = None
+    choices: int = 1
     adapter: str | None = None
     draft_tokens: int = 0
     namespace: str = "default"

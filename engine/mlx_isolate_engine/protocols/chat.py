@@ -27,7 +27,7 @@ from mlx_isolate_engine.protocols.fields import (
     StreamOptions,
     TokenCount,
     response_format,
-    seeded,
+    same_prompt,
     stop_strings,
     template_arguments,
     token_limit,
@@ -99,10 +99,7 @@ def parse(body: bytes, call: Call) -> "ChatRequest":
         draft_model=lane.draft_model,
         num_draft_tokens=lane.num_draft_tokens,
     )
-    completions = tuple(
-        msgspec.structs.replace(request, sampling=seeded(sampling, index))
-        for index in range(chat.n or 1)
-    )
+    completions = same_prompt(request, sampling, chat.n or 1, call.unique)
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     return ChatRequest(call, completions, stream=bool(chat.stream), include_usage=include_usage)
 

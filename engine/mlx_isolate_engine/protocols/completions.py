@@ -31,7 +31,7 @@ from mlx_isolate_engine.protocols.fields import (
     StreamOptions,
     TokenCount,
     response_format,
-    seeded,
+    same_prompt,
     stop_strings,
     token_limit,
 )
@@ -86,9 +86,14 @@ def parse(body: bytes, call: Call) -> "TextRequest":
         num_draft_tokens=lane.num_draft_tokens,
     )
     completions = tuple(
-        msgspec.structs.replace(request, prompt=prompt, sampling=seeded(sampling, index))
-        for prompt in prompts
-        for index in range(choices)
+        completion
+        for place, prompt in enumerate(prompts)
+        for completion in same_prompt(
+            msgspec.structs.replace(request, prompt=prompt),
+            sampling,
+            choices,
+            f"{call.unique}-{place}",
+        )
     )
     return TextRequest(call, completions, text, choices)
 

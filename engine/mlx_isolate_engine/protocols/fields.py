@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlx_isolate_engine.completion.request import (
+    CompletionRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
@@ -157,6 +158,24 @@ def seeded(sampling: SamplingRequest, index: int) -> SamplingRequest:
     if index == 0 or sampling.seed is None:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % 2**63)
+
+
+def same_prompt(
+    request: CompletionRequest, sampling: SamplingRequest, choices: int, group: str
+) -> tuple[CompletionRequest, ...]:
+    """The completions of one prompt, which share its prefill, each with sampling of its own.
+
+    Args:
+        group: what no other prompt has.
+    """
+    if choices == 1:
+        return (msgspec.structs.replace(request, sampling=sampling),)
+    return tuple(
+        msgspec.structs.replace(
+            request, sampling=seeded(sampling, index), group=group, choices=choices
+        )
+        for index in range(choices)
+    )
 
 
 def response_format(body: ResponseFormatBody | None) -> ResponseFormat | None:
