@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,31 @@ def test_each_promise_names_its_test() -> None:
     assert rows
     for row in rows:
         assert NODE_ID.search(row), f"no test named in: {row}"
+
+
+def test_the_list_of_dependencies_is_that_of_the_project_at_its_pinned_versions() -> None:
+    table = dict(
+        re.findall(r"^\| ([a-z0-9-]+) \| (\S+) \|", page_text("dependencies.md"), re.MULTILINE)
+    )
+    pinned = {
+        normalized(name): version
+        for name, version in re.findall(
+            r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+        )
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        name = re.match(r"[\w.-]+", requirement)
+        assert name is not None
+        assert normalized(name[0]) in table, requirement
+    for name, version in table.items():
+        assert pinned.get(name, version) == version, name
+
+
+def page_text(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def normalized(name: str) -> str:
+    """A package's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
