@@ -92,7 +92,11 @@ class CapacityError(HttpError):
 
 
 class EngineError(HttpError):
-    """The engine failed while it had the request (502 engine_died, 504 engine_hung, 500)."""
+    """The engine failed while it had the request (502 engine_died, 504 engine_hung, 500).
+
+    Attributes:
+        is_planned: whether it was told to end, and another may follow it at once.
+    """
 
     def __init__(
         self, message: str, *, status: int, code: str, retry_after_s: float | None = 1.0
@@ -100,6 +104,7 @@ class EngineError(HttpError):
         super().__init__(
             message, status=status, type="server_error", code=code, retry_after_s=retry_after_s
         )
+        self.is_planned = False
 
 
 class CacheError(Exception):

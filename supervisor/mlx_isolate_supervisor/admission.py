@@ -31,16 +31,23 @@ class Holder(Protocol):
 
 
 class SlotLease:
-    """A place in one incarnation; implements `lease.Lease`."""
+    """A place in one incarnation; implements `lease.Lease`.
+
+    Attributes:
+        is_upgraded: whether it is held by a connection without an end of its own.
+    """
 
     def __init__(
         self,
         holder: Holder,
         request_id: str,
         on_release: Callable[["SlotLease", Outcome], None],
+        on_upgrade: Callable[[], None],
     ) -> None:
         self._holder = holder
         self._on_release = on_release
+        self._on_upgrade = on_upgrade
+        self.is_upgraded = False
         self._is_released = False
         self.request_id = request_id
 
@@ -62,6 +69,11 @@ class SlotLease:
     async def death(self) -> EngineError:
         """What to tell the client after the connection to the engine broke."""
         return await self._holder.death()
+
+    def note_upgrade(self) -> None:
+        """See `lease.Lease.note_upgrade`."""
+        self.is_upgraded = True
+        self._on_upgrade()
 
     def release(self, outcome: Outcome) -> None:
         """Give the place back, exactly once."""

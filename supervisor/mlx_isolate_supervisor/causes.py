@@ -50,7 +50,9 @@ def died(exit: Exit | None, *, planned: bool) -> EngineError:
     else:
         what = f"the engine {describe_exit(exit)}"
     message = f"{what} while it worked on this request; a new try may succeed."
-    return EngineError(message, status=502, code="engine_died")
+    error = EngineError(message, status=502, code="engine_died")
+    error.is_planned = planned
+    return error
 
 
 def hung(why: str) -> EngineError:

@@ -64,6 +64,11 @@ class Incarnation:
         """Where it listens."""
         return self.process.socket_path
 
+    @property
+    def requests(self) -> int:
+        """Places held by requests that will end by themselves."""
+        return sum(not lease.is_upgraded for lease in self.leases)
+
     def has_socket(self) -> bool:
         """Whether its socket is really there, whatever it reports."""
         try:
@@ -102,9 +107,7 @@ class Incarnation:
         """Why it is hung, or None."""
         if self._is_unreachable(now):
             return f"its socket {self.socket_path} was removed"
-        self.pulse, verdict = watchdog.look(
-            self.pulse, now, held=len(self.leases), settings=settings
-        )
+        self.pulse, verdict = watchdog.look(self.pulse, now, held=self.requests, settings=settings)
         return verdict
 
     def _is_unreachable(self, now: float) -> bool:

@@ -5,8 +5,9 @@ from typing import Literal, Protocol
 from mlx_isolate_shared.errors import EngineError
 
 # How a request ended. `returned` is of a lease alone: its engine could not be connected to, not a
-# byte was sent, and the request waits for another place.
-Outcome = Literal["answered", "rejected", "failed", "cancelled", "returned"]
+# byte was sent, and the request waits for another place. So is `passed`: it was answered, but by
+# something that does not show whether the engine completes what it is asked.
+Outcome = Literal["answered", "rejected", "failed", "cancelled", "returned", "passed"]
 
 
 class Lease(Protocol):
@@ -27,6 +28,13 @@ class Lease(Protocol):
 
         Waits (bounded, well under a second) until the slot knows why: 502 engine_died with the
         signal or exit code, or 504 engine_hung when the watchdog ended it.
+        """
+        ...
+
+    def note_upgrade(self) -> None:
+        """The request has become a connection that is not an answer, and has no end of its own.
+
+        It keeps its place, but it may be silent for any time, and no drain waits for it.
         """
         ...
 
@@ -64,6 +72,10 @@ class Admission(Protocol):
 
 class Router(Protocol):
     """Name or alias to slot."""
+
+    def knows(self, model: str) -> bool:
+        """Whether `find` finds it."""
+        ...
 
     def find(self, model: str | None) -> Admission:
         """The slot for a request's `model` field; None means the first model.

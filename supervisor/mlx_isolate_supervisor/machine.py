@@ -207,7 +207,7 @@ class Machine:
         """`engine` gave a place back."""
         if engine is not self.crew.engine:
             self.crew.retirees.note_free(engine)
-        elif not engine.leases:
+        elif not engine.requests:
             self._apply(Event.DRAINED)
 
     def look_for_repair(self) -> None:
@@ -532,7 +532,7 @@ class Machine:
 
     def _drain(self) -> None:
         self.timers.set("drain", self._drain_limit_s())
-        if self.crew.engine is None or not self.crew.engine.leases:
+        if self.crew.engine is None or not self.crew.engine.requests:
             self._post(partial(self._apply, Event.DRAINED))
 
     def _end_engine(self, number: signal.Signals, window_s: float) -> None:

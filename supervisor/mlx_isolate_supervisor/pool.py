@@ -90,6 +90,10 @@ class Pool:
         """Ids in configured order."""
         return tuple(slot.model_id for slot in self._slots)
 
+    def knows(self, model: str) -> bool:
+        """Whether a model is called so."""
+        return model in self._by_name
+
     def find(self, model: str | None) -> Slot:
         """The slot for a request's `model` field; None means the first model.
 

@@ -55,7 +55,7 @@ class Retirees:
     def drain(self, engine: Incarnation, drain_s: float) -> None:
         """Let `engine` finish what it holds, for at most so long, then end it."""
         self._engines[engine.number] = engine
-        if engine.leases:
+        if engine.requests:
             self._timers.set(f"drain {engine.number}", self._within_stop(drain_s))
         else:
             self.terminate(engine)
@@ -73,7 +73,7 @@ class Retirees:
     def note_free(self, engine: Incarnation) -> None:
         """`engine` gave a place back."""
         is_draining = self._timers.left_s(f"drain {engine.number}") is not None
-        if engine.number in self._engines and is_draining and not engine.leases:
+        if engine.number in self._engines and is_draining and not engine.requests:
             self.terminate(engine)
 
     def watch(self) -> None:

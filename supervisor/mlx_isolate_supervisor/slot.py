@@ -520,7 +520,8 @@ class Slot:
         def release(lease: SlotLease, outcome: Outcome) -> None:
             self.post(partial(self._give_back, engine, lease, outcome))
 
-        return SlotLease(engine, waiter.request_id, release)
+        note_upgrade = partial(self.post, partial(self._machine.note_free, engine))
+        return SlotLease(engine, waiter.request_id, release, note_upgrade)
 
     def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
         engine.leases.discard(lease)

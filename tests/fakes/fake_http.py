@@ -12,6 +12,7 @@ import msgspec
 
 from mlx_isolate_shared import wire
 from tests.fakes.fake_faults import RequestFaults
+from tests.fakes.fake_websocket import FakeWebSocket
 
 
 class Counters:
@@ -20,6 +21,7 @@ class Counters:
     def __init__(self) -> None:
         self.prompt = self.generated = self.active = 0
         self.completed = self.cancelled = self.failed = 0
+        self.active_sockets = 0
 
     def line(self) -> wire.Progress:
         return wire.Progress(
@@ -104,6 +106,9 @@ class Service:
         """Serve one connection; a client that leaves cancels its request."""
         try:
             while (request := await read_request(reader)) is not None:
+                if request.header("upgrade") == "websocket" and "/ws" in request.target:
+                    await self._upgrade(request, reader, writer)
+                    break
                 answer = asyncio.ensure_future(self._answer(request, writer))
                 gone = asyncio.ensure_future(reader.read(1))
                 await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -123,13 +128,30 @@ class Service:
         finally:
             writer.close()
 
+    async def _upgrade(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        key = request.header("sec-websocket-key") or ""
+        self._counters.active_sockets += 1
+        try:
+            socket = FakeWebSocket(reader, writer, self._die)
+            await socket.serve(key, request.header("sec-websocket-protocol"))
+        finally:
+            self._counters.active_sockets -= 1
+
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         path = request.target.partition("?")[0]
         if request.method == "GET" and path.endswith("/models"):
             listing = {"object": "list", "data": [{"id": self._start.model_id, "object": "model"}]}
             writer.write(plain(200, listing))
+        elif request.method == "GET" and path == "/sockets":
+            writer.write(plain(200, {"sockets": self._counters.active_sockets}))
         elif request.method == "GET":
-            writer.write(plain(200, {"status": "ok", "pid": os.getpid()}))
+            writer.write(plain(200, {"status": "ok", "pid": os.getpid(), "path": request.target}))
+        elif request.method == "HEAD":
+            writer.write(head(200, [("Content-Length", "123"), ("X-Fake", "yes")]))
+        elif request.method != "POST":
+            self._echo(request, RequestFaults(), writer)
         else:
             await self._complete(request, path, writer)
         await writer.drain()

@@ -25,7 +25,7 @@ class Desk:
         self.returned: list[tuple[str, Outcome]] = []
 
     def lease(self, waiter: Waiter) -> SlotLease:
-        return SlotLease(Engine(), waiter.request_id, self._take_back)
+        return SlotLease(Engine(), waiter.request_id, self._take_back, lambda: None)
 
     def _take_back(self, lease: SlotLease, outcome: Outcome) -> None:
         self.returned.append((lease.request_id, outcome))

@@ -13,6 +13,7 @@ from mlx_isolate_supervisor.relay.framing import AnswerHead
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
 
 class RelayedAnswer(web.StreamResponse):
@@ -37,8 +38,11 @@ class RelayedAnswer(web.StreamResponse):
         self._engine_head = head
         self._whole = whole
         self._is_chunked = head.length is None and request.version >= HttpVersion11
-        self._keeps_connection = request.keep_alive and (
-            head.length is not None or self._is_chunked
+        self._has_last_chunk = self._is_chunked and request.method != "HEAD"
+        self._keeps_connection = (
+            request.keep_alive
+            and head.status != 101
+            and (head.length is not None or self._is_chunked)
         )
         self._is_ended = False
         self.is_begun = False
@@ -74,7 +78,9 @@ class RelayedAnswer(web.StreamResponse):
             parts.append(_CHUNKED)
         elif head.length is not None and head.has_length:
             parts.append(b"Content-Length: %d\r\n" % head.length)
-        if old and self._keeps_connection:
+        if head.status == 101:
+            parts.append(_UPGRADE)
+        elif old and self._keeps_connection:
             parts.append(b"Connection: keep-alive\r\n")
         elif not old and not self._keeps_connection:
             parts.append(b"Connection: close\r\n")
@@ -107,7 +113,7 @@ class RelayedAnswer(web.StreamResponse):
         if self._is_ended or transport is None or transport.is_closing():
             return
         self._is_ended = True
-        if self._is_chunked:
+        if self._has_last_chunk:
             transport.write(_LAST_CHUNK)
         if transport.get_write_buffer_size() > transport.get_write_buffer_limits()[1]:
             await self._request.writer.drain()

@@ -14,6 +14,8 @@ from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
 
 REQUEST_ID = web.RequestKey("request_id", str)
+# Where a request goes on its engine, which decides the form of its errors.
+ENGINE_PATH = web.RequestKey("engine_path", str)
 # What every answer to a request has among its headers, whoever writes it.
 OWN_FIELDS = web.RequestKey("own_fields", tuple[tuple[str, str], ...])
 
@@ -110,8 +112,11 @@ class Edge:
                 status=403,
                 code="host_not_allowed",
             )
-        if request.method in _CHANGING_METHODS and self._origins.is_forged(
-            headers.get("Origin"), host, headers.get("Content-Type", "")
+        # A WebSocket is opened by a GET that no browser asks about first, and whose answers any
+        # page may read.
+        is_upgrade = "Upgrade" in headers
+        if (is_upgrade or request.method in _CHANGING_METHODS) and self._origins.is_forged(
+            headers.get("Origin"), host, "" if is_upgrade else headers.get("Content-Type", "")
         ):
             raise RequestError(
                 "This browser origin may not call this server; see --allowed-origins.",
@@ -172,7 +177,7 @@ async def answer_expect(request: web.Request) -> web.StreamResponse | None:
 
 
 def _refusal(request: web.Request, error: HttpError) -> web.Response:
-    response = error_response(error, request.path)
+    response = error_response(error, request.get(ENGINE_PATH, request.path))
     if not request.content.is_eof():
         # What is left of the body must not be read as the next request.
         response.force_close()

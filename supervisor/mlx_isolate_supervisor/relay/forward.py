@@ -10,7 +10,7 @@ from aiohttp import HttpVersion11, web
 from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
 from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
-from mlx_isolate_supervisor.relay.edge import REQUEST_ID
+from mlx_isolate_supervisor.relay.edge import ENGINE_PATH, REQUEST_ID
 from mlx_isolate_supervisor.relay.error_wire import error_event
 from mlx_isolate_supervisor.relay.exchange import (
     CANCELLED_BY_OPERATOR,
@@ -18,6 +18,7 @@ from mlx_isolate_supervisor.relay.exchange import (
     RelayObserver,
     SilentObserver,
 )
+from mlx_isolate_supervisor.relay.frames import FAILED, GOING_AWAY, REFUSED, SERVICE_RESTART
 from mlx_isolate_supervisor.relay.framing import AnswerHead, FramingError, frame
 from mlx_isolate_supervisor.relay.limits import (
     ANSWER_WHOLE_BYTES_MAX,
@@ -34,8 +35,10 @@ from mlx_isolate_supervisor.relay.request_body import (
     read_idle_s,
     read_routing,
 )
-from mlx_isolate_supervisor.relay.request_head import request_head
+from mlx_isolate_supervisor.relay.request_head import asks_for_websocket, request_head
 from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
+from mlx_isolate_supervisor.relay.target import Target, split_upstream
+from mlx_isolate_supervisor.relay.tunnel import Tunnel, take_early
 from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone
 
 # A transport with nothing to send takes this and a head without asking its writer to wait.
@@ -91,12 +94,18 @@ class Relay:
 
     def handler(self, engine_path: str) -> WorkHandler:
         """The aiohttp handler for requests that go to `engine_path` on an engine."""
-        return functools.partial(self._handle, engine_path)
+        return functools.partial(self._handle, Target(path=engine_path))
 
-    async def _handle(self, engine_path: str, request: web.Request) -> web.StreamResponse:
+    async def handle_upstream(self, request: web.Request) -> web.StreamResponse:
+        """The aiohttp handler for requests whose path names the model and the engine's path."""
+        path = request.rel_url.raw_path
+        return await self._handle(split_upstream(path, self._router.knows), request)
+
+    async def _handle(self, target: Target, request: web.Request) -> web.StreamResponse:
         """Account for one request from its head to its only outcome."""
+        request[ENGINE_PATH] = target.path
         exchange = Exchange(
-            request_id=request[REQUEST_ID], path=engine_path, started_s=time.monotonic()
+            request_id=request[REQUEST_ID], path=target.path, started_s=time.monotonic()
         )
         exchange.outcome = "failed"
         task = asyncio.current_task()
@@ -105,7 +114,7 @@ class Relay:
         self._observer.started(exchange)
         try:
             with self._bodies.hold() as hold:
-                answer = await self._carry(request, exchange, hold)
+                answer = await self._carry(target, request, exchange, hold)
             exchange.status = answer.status
             await self._send_late(request, answer)
             return answer
@@ -142,10 +151,17 @@ class Relay:
                 request.transport.abort()
             raise ConnectionResetError("the client does not read") from None
 
-    async def _carry(
-        self, request: web.Request, exchange: Exchange, hold: BodyHold
-    ) -> RelayedAnswer:
+    async def _admission(
+        self, target: Target, request: web.Request, exchange: Exchange, hold: BodyHold
+    ) -> tuple[Admission, bytes]:
+        """The slot that a request is for, and its body."""
         check_head(request, self._limits)
+        if target.model is not None:
+            admission = self._router.find(target.model)
+            exchange.model_id = admission.model_id
+            body = await read_body(request, self._limits, hold)
+            exchange.bytes_in = len(body)
+            return admission, body
         body = await read_body(request, self._limits, hold)
         fields = read_routing(body)
         exchange.bytes_in = len(body)
@@ -157,26 +173,41 @@ class Relay:
             idle_s = read_idle_s(fields)
             if idle_s is not None:
                 admission.keep_alive(idle_s)
+        return admission, body
+
+    async def _carry(
+        self, target: Target, request: web.Request, exchange: Exchange, hold: BodyHold
+    ) -> RelayedAnswer:
+        admission, body = await self._admission(target, request, exchange, hold)
         head = request_head(request, exchange.path, exchange.request_id, len(body))
         lease, connection = await self._reach(admission, exchange)
         exchange.passing = connection
         conversation = Conversation(request, exchange, lease, connection)
         try:
-            connection.send(head, body)
+            connection.send(
+                head,
+                body,
+                is_bodiless=request.method == "HEAD",
+                may_upgrade=asks_for_websocket(request),
+            )
             del body
             answer = await conversation.wait_head()
             hold.release()
+            if answer.status == 101:
+                return await conversation.upgrade(answer, self._limits, self._observer)
             return await conversation.answer(answer, self._limits, self._observer)
         except (asyncio.CancelledError, ConnectionError):
             conversation.outcome = "cancelled"
             raise
         finally:
-            exchange.bytes_out = max(exchange.bytes_out, connection.bytes_passed)
-            exchange.events = connection.events_passed
+            passed = exchange.passing
+            exchange.bytes_out = max(exchange.bytes_out, passed.bytes_passed)
+            exchange.events = passed.events_passed
             exchange.passing = None
-            exchange.outcome = conversation.outcome
+            exchange.outcome = outcome = conversation.outcome
             self._pool.give(lease.socket_path, connection)
-            lease.release(conversation.outcome)
+            is_proof = target.is_work or outcome != "answered"
+            lease.release(outcome if is_proof else "passed")
 
     async def _reach(
         self, admission: Admission, exchange: Exchange
@@ -219,9 +250,7 @@ def take_cancellation(request: web.Request, error: asyncio.CancelledError) -> Ht
     """
     if request.transport is None or request.transport.is_closing():
         raise error
-    task = asyncio.current_task()
-    assert task is not None
-    task.uncancel()
+    uncancel()
     if error.args == (CANCELLED_BY_OPERATOR,):
         return HttpError(
             "The request was cancelled by the operator.",
@@ -232,6 +261,13 @@ def take_cancellation(request: web.Request, error: asyncio.CancelledError) -> Ht
     return CapacityError(
         "The server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0
     )
+
+
+def uncancel() -> None:
+    """Take a cancellation of the running task for dealt with."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
 
 
 class Conversation:
@@ -305,6 +341,60 @@ class Conversation:
             refusal = take_cancellation(self._request, error)
             self._end_early(refusal, head, answer, sink)
         return answer
+
+    async def upgrade(
+        self, head: AnswerHead, limits: RelayLimits, observer: RelayObserver
+    ) -> RelayedAnswer:
+        """Join the two connections after a 101, until one of them ends.
+
+        Raises:
+            EngineError: the engine had gone before the client was sent a byte.
+        """
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        try:
+            engine, early = self._connection.take_over()
+        except EngineGone as error:
+            raise await self._reason(error) from None
+        answer = RelayedAnswer(self._request, head)
+        answer.begin()
+        said = take_early(self._request.protocol)
+        tunnel = Tunnel(transport, engine, early, stall_s=limits.client_stall_s)
+        self._exchange.passing = tunnel
+        self._exchange.first_byte_s = time.monotonic()
+        observer.first_byte(self._exchange)
+        self._lease.note_upgrade()
+        tunnel.feed_client(said)
+        try:
+            await self._follow(tunnel)
+        finally:
+            tunnel.abort()
+            self._exchange.bytes_in += tunnel.bytes_in
+        return answer
+
+    async def _follow(self, tunnel: Tunnel) -> None:
+        """Wait for the end of a tunnel, and tell the client why where it can be told."""
+        self.outcome = "cancelled"
+        try:
+            ending = await tunnel.wait_ending()
+            if ending == "engine_gone":
+                reason = await self._reason(EngineGone())
+                self._exchange.code = reason.code
+                await tunnel.close(SERVICE_RESTART if reason.is_planned else FAILED, reason.message)
+            elif ending == "closed":
+                await tunnel.close(FAILED, "")
+        except asyncio.CancelledError as error:
+            if self._request.transport is None or self._request.transport.is_closing():
+                # The client has gone; its task need not end as a fault for that.
+                uncancel()
+            else:
+                refusal = take_cancellation(self._request, error)
+                self._exchange.code = refusal.code
+                is_shutdown = isinstance(refusal, CapacityError)
+                await tunnel.close(GOING_AWAY if is_shutdown else REFUSED, refusal.message)
+        if tunnel.is_closed_in_form:
+            self.outcome = "answered"
 
     async def _answer_whole(self, head: AnswerHead) -> RelayedAnswer:
         """An answer that is short, written at once if that cannot wait for the client.

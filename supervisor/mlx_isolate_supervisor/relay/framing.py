@@ -78,7 +78,7 @@ class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
             the fields that are the supervisor's to say.
         has_date: whether a Date is among them.
         length: bytes of the body, None when it is chunked.
-        has_length: whether the length was given as a header.
+        has_length: whether the length is told to the client.
         keeps_alive: whether the engine will take another request on this connection.
     """
 
@@ -94,8 +94,12 @@ class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.lru_cache(maxsize=32)
-def parse_head(block: bytes) -> AnswerHead:
+def parse_head(block: bytes, is_bodiless: bool = False) -> AnswerHead:
     """Parse a head without its blank line; an engine's streams all begin with the same one.
+
+    Args:
+        block: the head.
+        is_bodiless: whether no body follows, so that none needs a length.
 
     Raises:
         FramingError: no HTTP/1.x, or a body whose end cannot be told from a death.
@@ -113,10 +117,12 @@ def parse_head(block: bytes) -> AnswerHead:
         if match is None:
             raise FramingError("a malformed header line")
         fields.append((match[1], match[2].rstrip(" \t")))
-    return _make_head(status_line, fields)
+    return _make_head(status_line, fields, is_bodiless)
 
 
-def _make_head(status_line: re.Match[str], fields: list[tuple[str, str]]) -> AnswerHead:
+def _make_head(
+    status_line: re.Match[str], fields: list[tuple[str, str]], is_bodiless: bool
+) -> AnswerHead:
     connection: set[str] = set()
     lengths: set[str] = set()
     codings: list[str] = []
@@ -144,8 +150,8 @@ def _make_head(status_line: re.Match[str], fields: list[tuple[str, str]]) -> Ans
         headers=headers,
         passed_on=_encode_passed_on(status, reason, headers),
         has_date=any(name.lower() == "date" for name, _ in headers),
-        length=_body_length(lengths, codings, status),
-        has_length=bool(lengths),
+        length=_body_length(lengths, codings, status, is_bodiless),
+        has_length=bool(lengths) and status >= 200 and status not in (204, 304),
         is_event_stream=is_event_stream,
         keeps_alive=status_line[1] == "1" and "close" not in connection,
     )
@@ -161,8 +167,10 @@ def _encode_passed_on(status: int, reason: str, headers: tuple[tuple[str, str], 
     return ("\r\n".join(lines) + "\r\n").encode()
 
 
-def _body_length(lengths: set[str], codings: list[str], status: int) -> int | None:
-    if status < 200 or status in (204, 304):
+def _body_length(
+    lengths: set[str], codings: list[str], status: int, is_bodiless: bool
+) -> int | None:
+    if status < 200 or status in (204, 304) or (is_bodiless and not lengths and not codings):
         return 0
     if codings:
         if codings != ["chunked"] or lengths:

@@ -1,6 +1,6 @@
 """The head of a request as an engine gets it: the client's end-to-end headers, framed anew."""
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from mlx_isolate_supervisor.relay.framing import HOP_BY_HOP
 
@@ -24,21 +24,46 @@ _DROPPED = frozenset(
 )
 
 
+# Methods whose requests have a length even where they have no body.
+_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+
+
+def asks_for_websocket(request: web.Request) -> bool:
+    """Whether a request would change its connection into a WebSocket; other upgrades are dropped.
+
+    (An upgrade to HTTP/2, say, would carry requests past every check.)
+    """
+    return (
+        "Upgrade" in request.headers
+        and request.method == "GET"
+        and request.version >= HttpVersion11
+        and request.headers["Upgrade"].strip().lower() == "websocket"
+        and "upgrade" in _connection_tokens(request)
+    )
+
+
 def request_head(request: web.Request, engine_path: str, request_id: str, body_bytes: int) -> bytes:
     """Request line and headers with the closing blank line; the query is kept as it came."""
     query = request.rel_url.raw_query_string
     target = f"{engine_path}?{query}" if query else engine_path
-    connection = request.headers.get("Connection", "")
-    named = {token.strip().lower().encode() for token in connection.split(",")}
+    named = {token.encode() for token in _connection_tokens(request)}
     lines = [
-        f"POST {target} HTTP/1.1".encode(),
+        f"{request.method} {target} HTTP/1.1".encode(),
         b"Host: engine",
-        b"Content-Length: %d" % body_bytes,
         b"x-request-id: " + request_id.encode(),
     ]
+    if body_bytes or request.method in _BODY_METHODS:
+        lines.append(b"Content-Length: %d" % body_bytes)
+    if asks_for_websocket(request):
+        lines += [b"Connection: Upgrade", b"Upgrade: websocket"]
     for name, value in request.raw_headers:
         lowered = name.lower()
         if lowered not in _DROPPED and lowered not in named:
             lines.append(name + b": " + value)
     lines += [b"", b""]
     return b"\r\n".join(lines)
+
+
+def _connection_tokens(request: web.Request) -> set[str]:
+    value = ",".join(request.headers.getall("Connection", ()))
+    return {token.strip().lower() for token in value.split(",")}

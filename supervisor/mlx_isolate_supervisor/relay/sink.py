@@ -81,7 +81,7 @@ class ClientSink:
             ClientStalled: it read nothing for `stall_s`.
             ConnectionError: it has gone.
         """
-        left = self._unread_bytes()
+        left = unread_bytes(self._transport)
         # A task of its own: aiohttp's drain must not be cancelled by a timeout, since it would
         # find its own cancelled future at the next call.
         drained = asyncio.ensure_future(self._writer.drain())
@@ -90,22 +90,12 @@ class ClientSink:
                 await asyncio.wait((drained,), timeout=self._stall_s)
                 if drained.done():
                     return drained.result()
-                now = self._unread_bytes()
+                now = unread_bytes(self._transport)
                 if now >= left:
                     raise ClientStalled
                 left = now
         finally:
             drained.cancel()
-
-    def _unread_bytes(self) -> int:
-        """What the client has not taken yet, in this process and, where it tells, the kernel."""
-        waiting = self._transport.get_write_buffer_size()
-        queued = array.array("i", [0])
-        try:
-            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        except OSError:
-            return waiting
-        return waiting + queued[0]
 
     def abort(self) -> None:
         """Drop what the client has not read, and its connection."""
@@ -114,3 +104,14 @@ class ClientSink:
     def close(self) -> None:
         """Close after what was written, without the end that the answer's framing asks for."""
         self._transport.close()
+
+
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """What a client has not taken yet, in this process and, where it tells, the kernel."""
+    waiting = transport.get_write_buffer_size()
+    queued = array.array("i", [0])
+    try:
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    except OSError:
+        return waiting
+    return waiting + queued[0]

@@ -64,9 +64,11 @@ class EngineConnection(asyncio.Protocol):
         "_granted_bytes",
         "_head",
         "_head_bytes",
+        "_is_bodiless",
         "_is_idle",
         "_is_paused",
         "_left_bytes",
+        "_may_upgrade",
         "_single_events",
         "_sink",
         "_transport",
@@ -93,6 +95,7 @@ class EngineConnection(asyncio.Protocol):
         self._left_bytes = 0
         self._is_paused = False
         self._is_idle = True
+        self._is_bodiless = self._may_upgrade = False
 
     def __repr__(self) -> str:
         """What it is doing."""
@@ -103,9 +106,17 @@ class EngineConnection(asyncio.Protocol):
 
     # What the owner calls.
 
-    def send(self, head: bytes, body: bytes) -> None:
-        """Send one request. Afterwards it must never be sent again, whatever happens."""
+    def send(
+        self, head: bytes, body: bytes, *, is_bodiless: bool = False, may_upgrade: bool = False
+    ) -> None:
+        """Send one request. Afterwards it must never be sent again, whatever happens.
+
+        Args:
+            is_bodiless: whether its answer has no body whatever its head says (HEAD).
+            may_upgrade: whether its answer may be a 101.
+        """
         assert self._transport is not None and self._is_idle
+        self._is_bodiless, self._may_upgrade = is_bodiless, may_upgrade
         self._is_idle = False
         self._head_bytes.clear()
         self._head = None
@@ -127,6 +138,22 @@ class EngineConnection(asyncio.Protocol):
         while self._head is None:
             await self._wait()
         return self._head
+
+    def take_over(self) -> tuple[asyncio.Transport, bytes]:
+        """The connection itself, and what has come behind the head of a 101.
+
+        Whoever takes it must give it another protocol in the same turn of the loop.
+
+        Raises:
+            EngineGone: it has ended already.
+        """
+        if self._broken is not None or self._transport is None:
+            raise EngineGone("the engine closed the connection")
+        early = b"".join(self._early)
+        self._early.clear()
+        self._resume()
+        transport, self._transport = self._transport, None
+        return transport, early
 
     async def read_whole(self) -> bytes:
         """The whole body of an answer; only for answers of a known, small length."""
@@ -295,8 +322,8 @@ class EngineConnection(asyncio.Protocol):
                 raise FramingError("bytes that nobody asked for")
             if self._head is None:
                 data = self._take_head(data)
-            if self._body is not None and data:
-                block = self._body.feed(data)
+            if self._head is not None and data:
+                block = data if self._body is None else self._body.feed(data)
                 self._early.append(block)
                 self._early_bytes += len(block)
         except FramingError as error:
@@ -314,18 +341,18 @@ class EngineConnection(asyncio.Protocol):
         while (end := buffer.find(b"\r\n\r\n")) >= 0:
             if end > ANSWER_HEAD_BYTES_MAX:
                 break
-            head = parse_head(bytes(buffer[:end]))
+            head = parse_head(bytes(buffer[:end]), self._is_bodiless)
             del buffer[: end + 4]
             if head.status == 101:
-                raise FramingError("an upgrade that nobody asked for")
-            if head.status < 200:
+                if not self._may_upgrade:
+                    raise FramingError("an upgrade that nobody asked for")
+            elif head.status < 200:
                 continue
+            elif head.length is None and not self._is_bodiless:
+                self._body = ChunkedBody(whole_events=head.is_event_stream)
+            else:
+                self._body = SizedBody(0 if self._is_bodiless else head.length or 0)
             self._head = head
-            self._body = (
-                ChunkedBody(whole_events=head.is_event_stream)
-                if head.length is None
-                else SizedBody(head.length)
-            )
             rest = bytes(buffer)
             buffer.clear()
             return rest

@@ -7,17 +7,10 @@ from mlx_isolate_supervisor.relay.edge import answer_expect
 from mlx_isolate_supervisor.relay.exchange import RelayObserver
 from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.limits import RelayLimits
+from mlx_isolate_supervisor.relay.target import UPSTREAM, WORK_PATHS
 
-# Path on this server → path on the engine. Queries are kept.
-WORK_PATHS = {
-    "/v1/chat/completions": "/v1/chat/completions",
-    "/chat/completions": "/v1/chat/completions",
-    "/v1/completions": "/v1/completions",
-    "/v1/responses": "/v1/responses",
-    "/v1/messages": "/v1/messages",
-    "/v1/messages/count_tokens": "/v1/messages/count_tokens",
-    "/v1/embeddings": "/v1/embeddings",
-}
+# Paths on this server that are others on the engine. Queries are kept.
+_ALIASES = {"/chat/completions": "/v1/chat/completions"}
 
 
 def add_work_routes(
@@ -37,8 +30,12 @@ def add_work_routes(
 
 def mount(app: web.Application, relay: Relay) -> None:
     """Let `relay` serve the work endpoints of `app`, and end with it."""
-    for path, engine_path in WORK_PATHS.items():
+    paths = {path: path for path in sorted(WORK_PATHS)} | _ALIASES
+    for path, engine_path in paths.items():
         app.router.add_route("POST", path, relay.handler(engine_path), expect_handler=answer_expect)
+    app.router.add_route(
+        "*", UPSTREAM + "{rest:.+}", relay.handle_upstream, expect_handler=answer_expect
+    )
 
     async def end_running(_: web.Application) -> None:
         await relay.end_running()

@@ -91,9 +91,19 @@ class EngineSide:
         self.writer.write(data)
         await self.writer.drain()
 
+    async def read_exactly(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def read_rest(self) -> bytes:
+        """Everything up to the end of what the relay sends."""
+        return await self._reader.read()
+
     async def flood(self, payload: bytes = b"data: " + b"x" * 1000 + b"\n\n") -> None:
         """Send events until the relay closes the connection."""
-        block = chunk(payload)
+        await self.flood_with(chunk(payload))
+
+    async def flood_with(self, block: bytes) -> None:
+        """Send the same bytes until the relay closes the connection."""
         try:
             while not self._reader.at_eof():
                 self.writer.write(block)
@@ -115,6 +125,10 @@ class EngineSide:
     def pause(self) -> None:
         """Stop reading."""
         cast(asyncio.Transport, self.writer.transport).pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        cast(asyncio.Transport, self.writer.transport).resume_reading()
 
     def close(self) -> None:
         self.writer.close()
@@ -162,11 +176,15 @@ class FakeLease:
         self.socket_path = socket_path
         self.incarnation = incarnation
         self.outcomes: list[Outcome] = []
+        self.is_upgraded = False
 
     async def death(self) -> EngineError:
         self._admission.dying += 1
         await self._admission.death_known.wait()
         return self._admission.reason
+
+    def note_upgrade(self) -> None:
+        self.is_upgraded = True
 
     def release(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -230,6 +248,9 @@ class FakeSlot:
 class FakeRouter:
     def __init__(self, slot: FakeSlot) -> None:
         self._slot = slot
+
+    def knows(self, model: str) -> bool:
+        return model == self._slot.model_id
 
     def find(self, model: str | None) -> FakeSlot:
         if model is None or model == self._slot.model_id:
