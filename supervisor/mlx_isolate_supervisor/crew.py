@@ -52,6 +52,11 @@ class Crew:
         return self.engine is None and self.successor is None and not self.retirees
 
     @property
+    def engines(self) -> int:
+        """Engines that it has or is to have at once: one that serves, one that loads, retirees."""
+        return 1 + (self.successor is not None) + len(self.retirees)
+
+    @property
     def memory_bytes(self) -> int:
         """What its processes held at the last look, all together."""
         members = [self.engine, self.successor, *self.retirees]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
+from mlx_isolate_supervisor import memory
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.machine import SlotContext
@@ -15,7 +16,7 @@ from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slot import Slot
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
-from mlx_isolate_supervisor.spawner import Spawner
+from mlx_isolate_supervisor.spawner import EngineSource, Spawner
 from mlx_isolate_supervisor.standby import SPARE_BYTES, Standbys, Surroundings
 from mlx_isolate_supervisor.standby_plan import Demand
 from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
@@ -39,6 +40,8 @@ class Pool:
         on_event: called on the loop for every transition and load step; must not block or raise.
         standby: spare engine processes; None = one where memory allows.
         limits: what holds for all models together; by default none but the policy of `settings`.
+        source: where engines come from; None = processes of this machine, made by `command`.
+        available_bytes: memory that is free for another engine; None if unknown.
 
     Raises:
         ConfigError: two models with one name, or no model.
@@ -55,10 +58,12 @@ class Pool:
         on_event: EventListener | None = None,
         standby: int | None = 0,
         limits: PoolLimits | None = None,
+        source: EngineSource | None = None,
+        available_bytes: Callable[[], int | None] = memory.available_bytes,
     ) -> None:
         clock = clock or SystemClock()
         limits = limits or PoolLimits(policy=settings.memory_policy)
-        self._residency = Residency(limits, now=clock.monotonic)
+        self._residency = Residency(limits, now=clock.monotonic, available_bytes=available_bytes)
         self._on_event = on_event
         self._standbys = Standbys(
             command,
@@ -73,11 +78,12 @@ class Pool:
         )
         self._context = SlotContext(
             settings=settings,
-            source=Spawner(command, run_directory, self._standbys),
+            source=source or Spawner(command, run_directory, self._standbys),
             residency=self._residency,
             need_bytes=lambda spec: need_bytes(spec, None),
             clock=clock,
             on_event=self._tell,
+            available_bytes=available_bytes,
         )
         self._slots = tuple(Slot(spec, self._context) for spec in models)
         self._by_name = _by_name(_names_of(self._slots))
@@ -93,6 +99,11 @@ class Pool:
     def knows(self, model: str) -> bool:
         """Whether a model is called so."""
         return model in self._by_name
+
+    @property
+    def limits(self) -> PoolLimits:
+        """What holds for all models together."""
+        return self._residency.limits
 
     def find(self, model: str | None) -> Slot:
         """The slot for a request's `model` field; None means the first model.

@@ -34,7 +34,7 @@ class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         measured_bytes: what its processes hold now, 0 where not known yet.
-        has_successor: a second engine of it loads beside the first.
+        engines: its engine (or the respawn of it), its successor, and those that still drain.
     """
 
     measured_bytes: int
@@ -42,7 +42,7 @@ class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
     is_leaving: bool
     is_pinned: bool
     is_lasting: bool
-    has_successor: bool
+    engines: int
     used_s: float
     turn_s: float
 
@@ -378,7 +378,7 @@ class Residency:
         facts = residence.tenant.tenancy()
         return Resident(
             id=residence.tenant.model_id,
-            bytes=max(residence.claimed_bytes * (1 + facts.has_successor), facts.measured_bytes),
+            bytes=max(residence.claimed_bytes * facts.engines, facts.measured_bytes),
             is_idle=facts.is_idle,
             is_leaving=facts.is_leaving or is_replaced,
             is_pinned=facts.is_pinned,

@@ -233,7 +233,7 @@ class Slot:
             is_leaving=self._residence.is_evicting or machine.is_going_down,
             is_pinned=machine.spec.pinned,
             is_lasting=self._asked_idle_s is not None and math.isinf(self._asked_idle_s),
-            has_successor=machine.crew.successor is not None,
+            engines=machine.crew.engines,
             used_s=self._used_s,
             turn_s=(engine.ready_at or 0.0) if is_ready and engine else math.inf,
         )
@@ -295,7 +295,7 @@ class Slot:
 
     def _make_room(self, reason: str) -> None:
         if self._is_idle():
-            self._machine.want_down(reason=reason)
+            self._go_down(None, reason)
         else:
             self._residence.note_declined()
 
@@ -342,7 +342,7 @@ class Slot:
 
     def _watch_idleness(self) -> None:
         """One timer a model: it is looked at when it fires, not set anew by every request."""
-        left_s = self._ttl_left_s()
+        left_s = self._ttl_left_s() if self._is_idle() else None
         if left_s is not None and self._idle_timer is None:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(left_s, self.post, self._idle_timer_fired)
@@ -486,7 +486,7 @@ class Slot:
         elif machine.state is State.FAILED and machine.deferred is None:
             self._was_refused = True
             self._line.refuse(waiter, machine.failed_error())
-        elif len(self._line) >= self._settings.queued_requests_max and not self._has_place():
+        elif len(self._line) >= self._settings.queued_requests_max and not self._may_enter():
             self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
         else:
             waiter.arrived_s = self._now()
@@ -503,6 +503,10 @@ class Slot:
             and engine is not None
             and len(engine.leases) < self.spec.places
         )
+
+    def _may_enter(self) -> bool:
+        """Whether a request that comes now gets a place at once."""
+        return self._residence.cutoff_s is None and self._has_place()
 
     def _grant(self) -> None:
         cutoff_s = self._residence.cutoff_s
