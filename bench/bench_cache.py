@@ -33,7 +33,8 @@ from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 
 SMALL = FULL
 REAL = ModelSpec(kind="full", hidden=512, layers=12, context=16384)
-CHUNK = 512
+# mlx-lm prefills in steps of this size by default.
+CHUNK = 2048
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 
 
