@@ -25,6 +25,11 @@ class Holder(Protocol):
         """Its incarnation number."""
         ...
 
+    @property
+    def is_dying(self) -> bool:
+        """Whether nothing of it runs any more."""
+        ...
+
     async def death(self) -> EngineError:
         """See `lease.Lease.death`."""
         ...
@@ -49,6 +54,7 @@ class SlotLease:
         self._on_upgrade = on_upgrade
         self.is_upgraded = False
         self._is_released = False
+        self._on_death: Callable[[], None] | None = None
         self.request_id = request_id
 
     def __repr__(self) -> str:
@@ -65,6 +71,19 @@ class SlotLease:
     def incarnation(self) -> int:
         """Number of the incarnation, from 1."""
         return self._holder.number
+
+    def on_death(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the engine is known to be dying; see `lease.Lease`."""
+        if self._holder.is_dying:
+            call()
+        else:
+            self._on_death = call
+
+    def tell_death(self) -> None:
+        """The engine is dying: tell who holds this place."""
+        call, self._on_death = self._on_death, None
+        if call is not None and not self._is_released:
+            call()
 
     async def death(self) -> EngineError:
         """What to tell the client after the connection to the engine broke."""

@@ -117,13 +117,23 @@ class Incarnation:
         self._socket_gone_at = now if self._socket_gone_at is None else self._socket_gone_at
         return now - self._socket_gone_at >= SOCKET_GONE_S
 
+    @property
+    def is_dying(self) -> bool:
+        """Whether nothing of it runs any more, though it may not be reaped yet."""
+        return self.process.dying is not None
+
+    def tell_death(self) -> None:
+        """Let everybody who holds a place know that it is dying."""
+        for lease in self.leases:
+            lease.tell_death()
+
     async def death(self) -> EngineError:
         """What to tell a request whose connection to this engine broke."""
-        if self.fault is None:
+        exit = self.process.dying
+        if self.fault is None and exit is None:
             self.process.expect_exit()
-        exit: Exit | None = None
         try:
-            if self.fault is None:
+            if self.fault is None and exit is None:
                 async with asyncio.timeout(DEATH_WAIT_S):
                     exit = await self.process.wait_exit()
         except TimeoutError:

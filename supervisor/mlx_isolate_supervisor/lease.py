@@ -1,12 +1,13 @@
 """What the relay needs of a slot: a place in one engine, and the truth about its death."""
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from mlx_isolate_shared.errors import EngineError
 
-# How a request ended. `returned` is of a lease alone: its engine could not be connected to, not a
-# byte was sent, and the request waits for another place. So is `passed`: it was answered, but by
-# something that does not show whether the engine completes what it is asked.
+# How a request ended. `returned` is of a lease alone: its engine could not be connected to, or had
+# not read the request to its end, and the request waits for another place. So is `passed`: it was
+# answered, but by something that does not show whether the engine completes what it is asked.
 Outcome = Literal["answered", "rejected", "failed", "cancelled", "returned", "passed"]
 
 
@@ -21,6 +22,14 @@ class Lease(Protocol):
     @property
     def incarnation(self) -> int:
         """Number of the incarnation, from 1."""
+        ...
+
+    def on_death(self, call: Callable[[], None]) -> None:
+        """Have `call` called once nothing of the engine runs any more; at once if that is so.
+
+        Comes before the connection ends, which waits for the kernel to drop the engine's memory;
+        where the system cannot tell, it never comes. Not after `release`.
+        """
         ...
 
     async def death(self) -> EngineError:

@@ -259,6 +259,10 @@ class Machine:
         """The report pipe ended."""
         self._post(partial(self._report_ended, process))
 
+    def on_dying(self, process: EngineProcess) -> None:
+        """Nothing of the process runs any more; its exit follows when the kernel is done."""
+        self._post(partial(self._dying, process))
+
     def on_exit(self, process: EngineProcess, exit: Exit) -> None:
         """The process is reaped."""
         self._post(partial(self._exited, process, exit))
@@ -314,6 +318,10 @@ class Machine:
         engine = self.crew.find(process)
         if engine is not None and self._is_loading(engine) and engine.facts is None:
             self.timers.set(f"report_end {engine.number}", REPORT_END_GRACE_S)
+
+    def _dying(self, process: EngineProcess) -> None:
+        if (engine := self.crew.find(process)) is not None:
+            engine.tell_death()
 
     def _exited(self, process: EngineProcess, exit: Exit) -> None:
         if (engine := self.crew.find(process)) is None:

@@ -20,6 +20,7 @@ import msgspec
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.death_watch import DeathWatch
 from mlx_isolate_supervisor.logs import log_engine_line, log_event
 from mlx_isolate_supervisor.orphans import (
     EngineRecord,
@@ -67,6 +68,10 @@ class ProcessListener(Protocol):
 
     def on_report_end(self, process: "EngineProcess") -> None:
         """The report pipe ended while the process lives."""
+        ...
+
+    def on_dying(self, process: "EngineProcess") -> None:
+        """Nothing of the process runs any more, but it is not reaped yet; not told everywhere."""
         ...
 
     def on_exit(self, process: "EngineProcess", exit: Exit) -> None:
@@ -178,6 +183,8 @@ class EngineProcess:
         output: the ring that its lines of stdout and stderr go to, shared with its predecessors.
         failure: the last `failed` line it reported.
         violations: report lines that were no report (a lying or foreign engine).
+        dying: how it ends, once none of its code runs any more while the kernel still takes it
+            down; None until then, and where that cannot be known before it is reaped.
     """
 
     def __init__(
@@ -199,12 +206,16 @@ class EngineProcess:
         self._output_lines = 0
         self.failure: wire.Failed | None = None
         self.violations = 0
+        self.dying: Exit | None = None
         self._run_directory = run_directory
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[Exit] = self._loop.create_future()
         self._polls = len(_EXIT_POLLS_S)
         self._poll_timer = self._loop.call_later(_EXIT_POLL_IDLE_S, self._poll_exit)
+        self._death_watch = DeathWatch(
+            popen.pid, on_dying=self._note_dying, on_ended=self.expect_exit
+        )
         self._lifeline = pipes.lifeline[1]
         self._spec = PipeWriter(pipes.spec[1])
         self._report = PipeReader(
@@ -337,6 +348,8 @@ class EngineProcess:
                 messages.pop()
             messages.append(message)
         for message in messages:
+            if isinstance(message, wire.Ready | wire.Progress):
+                self._death_watch.watch_threads()
             self._listener.on_report(self, message)
 
     def _note_violation(self) -> None:
@@ -359,6 +372,11 @@ class EngineProcess:
     def _report_ended(self) -> None:
         self.expect_exit()
         self._listener.on_report_end(self)
+
+    def _note_dying(self, status: int) -> None:
+        if not self._exited.done():
+            self.dying = describe_status(os.waitstatus_to_exitcode(status))
+            self._listener.on_dying(self)
 
     def expect_exit(self) -> None:
         """Something announced a death: look for it closely for a while."""
@@ -385,6 +403,7 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._exited.set_result(exit)
+        self._death_watch.close()
         self._report.close()
         self._output.close()
         self._spec.close()

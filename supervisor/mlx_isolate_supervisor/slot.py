@@ -501,6 +501,7 @@ class Slot:
         return (
             self._machine.state is State.READY
             and engine is not None
+            and not engine.is_dying
             and len(engine.leases) < self.spec.places
         )
 

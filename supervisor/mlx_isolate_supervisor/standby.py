@@ -209,6 +209,9 @@ class Standbys:
         """The report pipe ended: it is of no use any more, dead or not."""
         process.send_signal(signal.SIGKILL)
 
+    def on_dying(self, process: EngineProcess) -> None:
+        """It ends; what follows from that waits for its exit."""
+
     def on_exit(self, process: EngineProcess, exit: Exit) -> None:
         """A spare is gone; another is due after the restart policy's delay."""
         member = self._find(process)

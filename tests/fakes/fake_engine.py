@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import ctypes
 import faulthandler
+import mmap
 import os
 import signal
 import subprocess
@@ -127,6 +128,16 @@ def tell_lies(report: Report, faults: StartFaults) -> None:
             report.raw(b'{"type":"from_the_future","x":1}\n')
 
 
+def hold_memory(megabytes: int) -> mmap.mmap:
+    """So much memory in small pages, all of them touched, as a model's weights are."""
+    memory = mmap.mmap(-1, max(1, megabytes) << 20)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range(0, megabytes << 20, mmap.PAGESIZE):
+        memory[page] = 1
+    return memory
+
+
 def load(report: Report, faults: StartFaults) -> None:
     """Pretend to load, with whatever is to go wrong meanwhile."""
     for line in faults.say:
@@ -214,6 +225,9 @@ def main() -> None:
     if faults.fork_helper:
         subprocess.Popen(["sleep", "600"])
     load(report, faults)
+    memory = hold_memory(faults.memory_mb)
+    # A real engine has more than one thread beside its main one.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     ready = wire.Ready(
         pid=os.getpid(),
         socket_path=start.socket_path,
@@ -221,7 +235,8 @@ def main() -> None:
         # What was prepared ahead is told where a test can read it.
         facts=msgspec.structs.replace(FACTS, warnings=tuple(standby.prepared)),
     )
-    asyncio.run(serve(start, report, faults, ready))
+    with memory:
+        asyncio.run(serve(start, report, faults, ready))
 
 
 if __name__ == "__main__":

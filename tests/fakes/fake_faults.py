@@ -32,6 +32,7 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         close_report: close the report pipe instead of becoming ready.
         no_socket: report ready without a socket.
         lies: what to write to the report pipe besides the truth.
+        memory_mb: touch so much memory, page by page, which the kernel must drop at the end.
         fork_helper: leave a child process of our own running (a launcher's habit).
     """
 
@@ -51,6 +52,7 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     close_report: bool = False
     no_socket: bool = False
     lies: tuple[Lie, ...] = ()
+    memory_mb: int = 0
     fork_helper: bool = False
 
 

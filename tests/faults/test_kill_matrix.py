@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.running_daemon import FAKE, REAL, RunningDaemon, fake_model
-from tests.waiting import wait_until_answer
+from tests.waiting import wait_for, wait_until_answer
 
 # Outcomes of requests that the dead engine had: each within a second, nearly all at once.
 OUTCOME_MAX_S = 1.0
@@ -214,7 +214,8 @@ def kill_many(daemon: RunningDaemon, ends: list[str]) -> Scene:
     descriptors = supervisor.num_fds()
     for end in ends:
         asyncio.run(scene.kill_once(end))
-    assert supervisor.num_fds() <= descriptors + 2
+    # The connections of the last act's clients are closed a moment after it.
+    wait_for(lambda: supervisor.num_fds() <= descriptors + 2, 5, "no descriptor was leaked")
     return scene
 
 
@@ -224,6 +225,21 @@ def test_every_client_has_its_outcome_when_an_engine_dies(fake_daemon: RunningDa
     """Cases 02 and 14, ten deaths under load: in prefill, decode, non-stream and queue."""
     scene = kill_many(fake_daemon, [*ENDS, *ENDS, "SIGKILL", "SIGKILL"])
     assert scene.p(0.95) <= OUTCOME_P99_S, sorted(scene.latencies)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_outcomes_do_not_wait_for_the_kernel_to_drop_the_memory(tmp_path: Path) -> None:
+    """An engine of 1.5 GB takes the kernel 100 ms; its clients know before that."""
+    models = [
+        str(fake_model(tmp_path / "large", memory_mb=1536)),
+        str(fake_model(tmp_path / "small")),
+    ]
+    with RunningDaemon(tmp_path / "home", *models, *FLAGS, program=FAKE) as daemon:
+        for index in range(2):
+            daemon.wait_state("ready", index, READY_DEADLINE_S)
+        scene = kill_many(daemon, ENDS)
+    assert scene.p(0.5) <= OUTCOME_P99_S, sorted(scene.latencies)
 
 
 @pytest.mark.alone
@@ -249,14 +265,15 @@ def kill_real_engines(model: Path, home: Path, ends: list[str]) -> Scene:
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_real_engines_die_as_promised(slow_model: Path, tmp_path: Path) -> None:
-    """Cases 02 and 14 with models that really run: all outcomes within OUTCOME_MAX_S."""
-    kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"])
+    """Cases 02 and 14 with models that really run: outcomes in time, nearly all at once."""
+    scene = kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"])
+    assert scene.p(0.5) <= OUTCOME_P99_S, sorted(scene.latencies)
 
 
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_outcomes_of_real_engines_keep_the_percentile(slow_model: Path, tmp_path: Path) -> None:
-    """The promised percentile, which holds the kernel's own work at a large process's end too."""
+    """The promised percentile, with models that really run."""
     scene = kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"] * 8)
     assert scene.p(0.99) <= OUTCOME_P99_S, sorted(scene.latencies)[-10:]

@@ -13,6 +13,7 @@ from mlx_isolate_supervisor.lease import Outcome
 class Engine:
     socket_path = "/nowhere"
     number = 1
+    is_dying = False
 
     async def death(self) -> EngineError:
         return causes.died(None, planned=False)

@@ -39,7 +39,7 @@ from mlx_isolate_supervisor.relay.request_head import asks_for_websocket, reques
 from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
 from mlx_isolate_supervisor.relay.target import Target, split_upstream
 from mlx_isolate_supervisor.relay.tunnel import Tunnel, take_early
-from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone
+from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone, RequestUnread
 
 # A transport with nothing to send takes this and a head without asking its writer to wait.
 _AT_ONCE_BYTES_MAX = 32 * 1024
@@ -180,34 +180,41 @@ class Relay:
     ) -> RelayedAnswer:
         admission, body = await self._admission(target, request, exchange, hold)
         head = request_head(request, exchange.path, exchange.request_id, len(body))
-        lease, connection = await self._reach(admission, exchange)
-        exchange.passing = connection
-        conversation = Conversation(request, exchange, lease, connection)
-        try:
-            connection.send(
-                head,
-                body,
-                is_bodiless=request.method == "HEAD",
-                may_upgrade=asks_for_websocket(request),
-            )
-            del body
-            answer = await conversation.wait_head()
-            hold.release()
-            if answer.status == 101:
-                return await conversation.upgrade(answer, self._limits, self._observer)
-            return await conversation.answer(answer, self._limits, self._observer)
-        except (asyncio.CancelledError, ConnectionError):
-            conversation.outcome = "cancelled"
-            raise
-        finally:
-            passed = exchange.passing
-            exchange.bytes_out = max(exchange.bytes_out, passed.bytes_passed)
-            exchange.events = passed.events_passed
-            exchange.passing = None
-            exchange.outcome = outcome = conversation.outcome
-            self._pool.give(lease.socket_path, connection)
-            is_proof = target.is_work or outcome != "answered"
-            lease.release(outcome if is_proof else "passed")
+        tries = 0
+        while True:
+            tries += 1
+            lease, connection = await self._reach(admission, exchange)
+            exchange.passing = connection
+            conversation = Conversation(request, exchange, lease, connection)
+            try:
+                connection.send(
+                    head,
+                    body,
+                    is_bodiless=request.method == "HEAD",
+                    may_upgrade=asks_for_websocket(request),
+                )
+                lease.on_death(connection.note_death)
+                answer = await conversation.wait_head(may_return=tries < CONNECT_TRIES_MAX)
+                if answer is None:
+                    exchange.leased_s = None
+                    continue
+                del body
+                hold.release()
+                if answer.status == 101:
+                    return await conversation.upgrade(answer, self._limits, self._observer)
+                return await conversation.answer(answer, self._limits, self._observer)
+            except (asyncio.CancelledError, ConnectionError):
+                conversation.outcome = "cancelled"
+                raise
+            finally:
+                passed = exchange.passing
+                exchange.bytes_out = max(exchange.bytes_out, passed.bytes_passed)
+                exchange.events = passed.events_passed
+                exchange.passing = None
+                exchange.outcome = outcome = conversation.outcome
+                self._pool.give(lease.socket_path, connection)
+                is_proof = target.is_work or outcome != "answered"
+                lease.release(outcome if is_proof else "passed")
 
     async def _reach(
         self, admission: Admission, exchange: Exchange
@@ -215,7 +222,7 @@ class Relay:
         """A place in an engine and an open connection to it.
 
         An engine that cannot be connected to has not seen the request, so the request waits for
-        another place; once a connection is open it never goes back.
+        another place.
         """
         tries = 0
         while True:
@@ -286,14 +293,23 @@ class Conversation:
         self._connection = connection
         self.outcome: Outcome = "failed"
 
-    async def wait_head(self) -> AnswerHead:
-        """The engine's answer begins.
+    async def wait_head(self, *, may_return: bool) -> AnswerHead | None:
+        """The engine's answer begins; None if the request goes back to wait for another place.
+
+        It may go back only if the engine never had the whole of it, and so cannot have acted on
+        it; no request is ever worked on twice.
 
         Raises:
             EngineError: the engine died, hung, or does not speak HTTP.
         """
         try:
             return await self._connection.wait_head()
+        except RequestUnread as error:
+            self._connection.close()
+            if may_return:
+                self.outcome = "returned"
+                return None
+            raise await self._reason(error) from None
         except (EngineGone, FramingError) as error:
             raise await self._reason(error) from None
 

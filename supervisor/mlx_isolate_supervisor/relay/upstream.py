@@ -1,7 +1,12 @@
 """One connection to an engine's socket: a request out, an answer's head and body in."""
 
+import array
 import asyncio
+import fcntl
+import os
 import select
+import sys
+import termios
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -25,10 +30,19 @@ _JOIN_BYTES_MAX = 64 * 1024
 # How much may pass between two looks at the client's back-pressure; a look costs as much as the
 # passing of an event.
 _PRESSURE_STEP_BYTES = 16 * 1024
+# What is read at once of a dead engine's last bytes.
+_LAST_READ_BYTES = 64 * 1024
 
 
 class EngineGone(Exception):
     """The connection ended before the answer did."""
+
+
+class RequestUnread(EngineGone):
+    """The connection ended, and the engine certainly had not read the request to its end.
+
+    So it cannot have acted on it, and another engine may get the request.
+    """
 
 
 class Sink(Protocol):
@@ -65,6 +79,7 @@ class EngineConnection(asyncio.Protocol):
         "_head",
         "_head_bytes",
         "_is_bodiless",
+        "_is_doomed",
         "_is_idle",
         "_is_paused",
         "_left_bytes",
@@ -96,6 +111,7 @@ class EngineConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_idle = True
         self._is_bodiless = self._may_upgrade = False
+        self._is_doomed = False
 
     def __repr__(self) -> str:
         """What it is doing."""
@@ -109,19 +125,23 @@ class EngineConnection(asyncio.Protocol):
     def send(
         self, head: bytes, body: bytes, *, is_bodiless: bool = False, may_upgrade: bool = False
     ) -> None:
-        """Send one request. Afterwards it must never be sent again, whatever happens.
+        """Send one request. Afterwards it must not be sent again, except after RequestUnread.
 
         Args:
             is_bodiless: whether its answer has no body whatever its head says (HEAD).
             may_upgrade: whether its answer may be a 101.
         """
-        assert self._transport is not None and self._is_idle
+        assert self._is_idle
         self._is_bodiless, self._may_upgrade = is_bodiless, may_upgrade
         self._is_idle = False
         self._head_bytes.clear()
         self._head = None
         self._body = None
         self._single_events = self._granted_bytes = self._left_bytes = 0
+        if self._broken is not None or self._transport is None:
+            # It ended between the moment in which it was taken and this one.
+            self._broken = RequestUnread("the engine closed before the request was sent")
+            return
         if len(body) <= _JOIN_BYTES_MAX:
             self._transport.write(head + body)
         else:
@@ -132,6 +152,7 @@ class EngineConnection(asyncio.Protocol):
         """The final head of the answer; informational ones are skipped.
 
         Raises:
+            RequestUnread: the connection ended before the engine had read the request.
             EngineGone: the connection ended first.
             FramingError: these are no HTTP answers.
         """
@@ -160,7 +181,8 @@ class EngineConnection(asyncio.Protocol):
         assert self._body is not None
         while not self._body.has_ended:
             self._resume()
-            await self._wait()
+            if not self._body.has_ended:
+                await self._wait()
         return b"".join(self._early)
 
     async def pass_body(self, sink: Sink) -> None:
@@ -236,6 +258,20 @@ class EngineConnection(asyncio.Protocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return not poll.poll(0)
 
+    def note_death(self) -> None:
+        """Nothing of the engine runs any more: take what it has still written, and end there.
+
+        The kernel closes its end of the connection only after it has dropped the engine's
+        memory, which takes a second for a large model.
+        """
+        self._is_doomed = True
+        is_unread = self._is_unanswered and self._has_unread()
+        self._read_rest()
+        if is_unread and self._is_unanswered:
+            self._break(RequestUnread("the engine died before it had read the request"))
+        elif not self._is_paused:
+            self._break(EngineGone("the engine died"))
+
     def close(self) -> None:
         """Close at once, dropping what was not sent; the engine takes it as a cancellation."""
         if self._transport is not None:
@@ -278,9 +314,48 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._transport = None
-        self._break(EngineGone("the connection to the engine broke"))
+        # A reset says (on Linux) that the engine's end was closed with bytes in it that it had
+        # not read, a broken pipe that it was closed before all were written.
+        is_unread = isinstance(exc, BrokenPipeError) or (
+            isinstance(exc, ConnectionResetError) and sys.platform == "linux"
+        )
+        if is_unread and self._is_unanswered:
+            self._break(RequestUnread("the engine closed before it had read the request"))
+        else:
+            self._break(EngineGone("the connection to the engine broke"))
 
     # The rest is private.
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether a request is out and not a byte of an answer has come."""
+        return not self._is_idle and self._head is None and not self._head_bytes
+
+    def _has_unread(self) -> bool:
+        """Whether bytes of ours are in the connection, on either side, that nobody has read."""
+        if self._transport is None:
+            return False
+        if self._transport.get_write_buffer_size():
+            return True
+        queued = array.array("i", [0])
+        try:
+            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        except OSError:
+            return False
+        return queued[0] > 0
+
+    def _read_rest(self) -> None:
+        """Read what the connection holds, as far as the client takes it."""
+        while self._transport is not None and self._broken is None and not self._is_paused:
+            try:
+                fd = self._transport.get_extra_info("socket").fileno()
+                data = os.read(fd, _LAST_READ_BYTES)
+            except OSError:
+                # Nothing more, or broken.
+                return
+            if not data:
+                return
+            self.data_received(data)
 
     def _feed(self, data: bytes) -> None:
         sink, body = self._sink, self._body
@@ -398,3 +473,5 @@ class EngineConnection(asyncio.Protocol):
             self._is_paused = False
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
+            if self._is_doomed:
+                self.note_death()

@@ -177,6 +177,20 @@ class FakeLease:
         self.incarnation = incarnation
         self.outcomes: list[Outcome] = []
         self.is_upgraded = False
+        self._on_death: Callable[[], None] | None = None
+
+    def on_death(self, call: Callable[[], None]) -> None:
+        self._on_death = call
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the relay, its request sent, waits to be told of a death."""
+        return self._on_death is not None
+
+    def tell_death(self) -> None:
+        """As when the engine is known to be dying while its sockets are still open."""
+        assert self._on_death is not None
+        self._on_death()
 
     async def death(self) -> EngineError:
         self._admission.dying += 1
