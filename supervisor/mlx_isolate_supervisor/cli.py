@@ -45,6 +45,7 @@ COMMANDS = {
     "reset": ("control", "forget the failures of a model and try again"),
     "flush": ("flush", "write prompt caches to disk and show the evidence"),
     "drill": ("drill", "break something on purpose and see what is promised kept"),
+    "doctor": ("doctor", "examine this machine: would it serve, and what should be better"),
     "service": ("service", "run the daemon as a service of the system"),
     "cache": ("cache", "list, verify, prune or import prompt cache files"),
     "config": ("config", "check, show or import a configuration"),

@@ -16,7 +16,7 @@ from mlx_isolate_shared.paths import check_socket_path, make_private_directory
 LOCK_NAME = "supervisor.lock"
 SOCKET_SUFFIX = ".sock"
 # Length of the longest socket name: token, dash, a number of up to ten digits, suffix.
-_SOCKET_NAME_MAX = 4 + 1 + 10 + len(SOCKET_SUFFIX)
+SOCKET_NAME_MAX = 4 + 1 + 10 + len(SOCKET_SUFFIX)
 
 
 class RunDirectory:
@@ -38,7 +38,7 @@ class RunDirectory:
             ConfigError: another supervisor holds it, a socket path in it would be too long, or it
                 is not private.
         """
-        check_socket_path(path / ("x" * _SOCKET_NAME_MAX))
+        check_socket_path(path / ("x" * SOCKET_NAME_MAX))
         return cls(path, _make_and_lock(path))
 
     def new_socket_path(self) -> Path:

@@ -24,8 +24,6 @@ PACE = {"fake": {"interval_s": 0.01}}
 SILENCE = ("--report-silence", "2")
 # These need what a fake engine has not: a prompt cache on disk.
 REAL_ONLY = {"disk-full"}
-# Broken until --models-max has its effect.
-PENDING = {"swap"}
 
 
 def drill(names: list[str], plan: OwnPlan, repeat: int = 1) -> list[DrillReport]:
@@ -53,7 +51,8 @@ def fake_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnPlan:
     return OwnPlan(model=model, program=FAKE, flags=SILENCE, fields=PACE)
 
 
-@pytest.mark.parametrize("name", sorted(set(DRILLS) - REAL_ONLY - PENDING))
+@pytest.mark.alone
+@pytest.mark.parametrize("name", sorted(set(DRILLS) - REAL_ONLY))
 def test_drill_keeps_its_promises(name: str, fake_plan: OwnPlan) -> None:
     if name == "oom" and sys.platform != "linux":
         pytest.skip("only Linux can limit what another process may use")
@@ -68,6 +67,7 @@ def test_drill_keeps_its_promises(name: str, fake_plan: OwnPlan) -> None:
     assert not left
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit another process")
 def test_a_full_disk_costs_no_answer_in_the_drill(full_model: Path, fake_plan: OwnPlan) -> None:
     [report] = drill(["disk-full"], OwnPlan(model=str(full_model), flags=("--standby", "0")))
@@ -165,9 +165,10 @@ def test_a_named_daemon_that_does_not_answer_is_not_replaced_by_another(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_all_drills_twenty_times(fake_plan: OwnPlan) -> None:
-    names = sorted(set(DRILLS) - REAL_ONLY - PENDING)
+    names = sorted(set(DRILLS) - REAL_ONLY)
     reports = drill(names, fake_plan, repeat=20)
     broken = [told(report) for report in reports if report.result != "kept"]
     assert not broken, "\n".join(broken)

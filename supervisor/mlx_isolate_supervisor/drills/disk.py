@@ -16,8 +16,9 @@ FLUSH_DEADLINE_S = 60.0
 
 async def disk_full(scene: Scene) -> None:
     """Let every write of the engine fail for a while, as a full disk does."""
-    before = await scene.model()
-    if before.progress is None or not before.progress.cache.ssd_enabled:
+    before = await scene.until("disk_noticed", "its counters", lambda m: m.progress is not None)
+    assert before.progress is not None
+    if not before.progress.cache.ssd_enabled:
         raise CannotRun("the engine has no prompt cache on disk")
     await scene.client.answer(scene.model_id)
     limit = Limit(await scene.engine(), "RLIMIT_FSIZE", FILE_BYTES)

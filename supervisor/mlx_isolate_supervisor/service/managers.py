@@ -14,8 +14,8 @@ import msgspec
 
 from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.service.definition import Definition, File
-from mlx_isolate_supervisor.service.plist import log_folder, plist_bytes
-from mlx_isolate_supervisor.service.unit import unit_text
+from mlx_isolate_supervisor.service.plist import log_folder, plist_bytes, program_of_agent
+from mlx_isolate_supervisor.service.unit import program_of, unit_text
 
 Command = tuple[str, ...]
 
@@ -61,6 +61,10 @@ class Manager(Protocol):
 
     def path(self, name: str) -> Path:
         """Where that lies."""
+        ...
+
+    def program(self, name: str) -> Path | None:
+        """The program that the installed file names."""
         ...
 
     def folders(self) -> tuple[Path, ...]:
@@ -112,6 +116,10 @@ class Systemd:
         """As in Manager."""
         content = unit_text(service).encode()
         return File(path=str(self.path(service.name)), mode=0o644, content=content)
+
+    def program(self, name: str) -> Path | None:
+        """As in Manager."""
+        return program_of(_text(self.path(name)))
 
     def folders(self) -> tuple[Path, ...]:
         """As in Manager; it keeps the logs itself."""
@@ -181,6 +189,10 @@ class Launchd:
         content = plist_bytes(service, self._home)
         return File(path=str(self.path(service.name)), mode=0o644, content=content)
 
+    def program(self, name: str) -> Path | None:
+        """As in Manager."""
+        return program_of_agent(_text(self.path(name)))
+
     def folders(self) -> tuple[Path, ...]:
         """As in Manager; it writes to log files but makes no folder for them."""
         return (log_folder(self._home),)
@@ -243,6 +255,13 @@ def manager_here(platform: str = sys.platform) -> Manager:
     if platform == "linux":
         return Systemd(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))
     raise CommandError(f"no service manager of {platform} is known; use systemd or launchd")
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _systemctl(*words: str) -> Command:

@@ -3,6 +3,7 @@
 import plistlib
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.service.definition import Definition
@@ -16,6 +17,14 @@ FILES_MAX = 8192
 def log_folder(home: Path) -> Path:
     """Where agents write, below the user's folder."""
     return home / "Library" / "Logs" / "mlx-isolate"
+
+
+def program_of_agent(content: bytes) -> Path | None:
+    """The program that an agent starts; None where that cannot be read."""
+    try:
+        return Path(plistlib.loads(content)["ProgramArguments"][0])
+    except (ValueError, KeyError, IndexError, TypeError, ExpatError):
+        return None
 
 
 def plist_bytes(service: Definition, home: Path) -> bytes:

@@ -1,10 +1,16 @@
 """A systemd user unit as text; pure. Every value is quoted so that systemd reads it as it is."""
 
+import re
+from pathlib import Path
+
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.service.definition import Definition
 
 # A loop that stands still for so long is restarted by systemd.
 WATCHDOG_S = 60
+_PROGRAM = re.compile(r'^ExecStart="((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)")
+_PLAIN = {"n": "\n", "t": "\t"}
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
 
 
@@ -26,6 +32,19 @@ def quote(text: str, *, expands: bool = False) -> str:
         else:
             parts.append(character)
     return f'"{"".join(parts)}"'
+
+
+def program_of(content: bytes) -> Path | None:
+    """The program that a unit of ours starts; None where that cannot be read."""
+    found = _PROGRAM.search(content.decode(errors="replace"))
+    if found is None:
+        return None
+    return Path(_ESCAPED.sub(_unescape, found[1]).replace("%%", "%"))
+
+
+def _unescape(found: re.Match[str]) -> str:
+    code = found[1]
+    return chr(int(code[1:], 16)) if len(code) == 3 else _PLAIN.get(code, code)
 
 
 def unit_text(service: Definition) -> str:

@@ -1,0 +1,71 @@
+"""`python -P -m mlx_isolate_engine.probe [FOLDER…]`: what computes here, and are the folders whole.
+
+A process of its own, since the supervisor's code never loads mlx; a crash of it is an answer too.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from mlx_isolate_engine.model.errors import ModelError
+from mlx_isolate_engine.model.facts import backend_name, loaded_blas
+from mlx_isolate_engine.model.folder import check_folder
+from mlx_isolate_shared.probe import FolderFinding, ProbeAnswer
+
+# Large enough to tell a fast BLAS from a slow one, small enough for the slow one.
+MATRIX_SIZE = 512
+TRIES = 3
+
+
+def main(folders: Sequence[str]) -> int:
+    """Print the answer; the exit status."""
+    backend = backend_name()
+    # Measured before the question which BLAS: a library may be loaded on first use.
+    gflops = matrix_gflops()
+    answer = ProbeAnswer(
+        backend=backend,
+        blas=loaded_blas() if backend == "cpu" else None,
+        gflops=gflops,
+        versions={name: version(name) for name in ("mlx", "mlx-lm")},
+        folders=tuple(look_at(folder) for folder in folders),
+    )
+    print(msgspec.json.encode(answer).decode())
+    return 0
+
+
+def matrix_gflops() -> float:
+    """The best of a few float32 products, in 1e9 operations a second."""
+    import mlx.core as mx
+
+    matrix = mx.random.normal((MATRIX_SIZE, MATRIX_SIZE))
+    mx.eval(matrix)
+    best_s = float("inf")
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        mx.eval(matrix @ matrix)
+        best_s = min(best_s, time.perf_counter() - began)
+    return 2 * MATRIX_SIZE**3 / best_s / 1e9
+
+
+def look_at(folder: str) -> FolderFinding:
+    """Whether a folder looks whole."""
+    try:
+        files = check_folder(Path(folder))
+    except ModelError as error:
+        return FolderFinding(folder=folder, error=error.message)
+    named = files.config.get("torch_dtype") or files.config.get("dtype")
+    quantized = files.config.get("quantization")
+    dtype = "quantized" if isinstance(quantized, dict) else named
+    return FolderFinding(
+        folder=folder,
+        weights_bytes=files.weights_bytes,
+        dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Examination of a machine and a configuration: what would stop or slow the daemon here."""

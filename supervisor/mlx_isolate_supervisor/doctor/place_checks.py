@@ -1,0 +1,123 @@
+"""Where the daemon would run: its port, run directory, hub cache, and its service."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_shared.paths import check_socket_path, run_directory
+from mlx_isolate_supervisor.commands.client import Daemon
+from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.listening import PortTakenError, bind
+from mlx_isolate_supervisor.rundir import LOCK_NAME, SOCKET_NAME_MAX
+from mlx_isolate_supervisor.service.managers import Manager, Run
+
+
+class _Root(msgspec.Struct):
+    name: str = ""
+
+
+def check_port(settings: ServeSettings, daemon: Daemon) -> tuple[Finding, bool]:
+    """Whether the port can be had; and whether a daemon of ours has it already."""
+    place = f"{settings.host} port {settings.port}"
+    try:
+        for listener in bind(settings.host, settings.port):
+            listener.close()
+    except PortTakenError:
+        if _is_ours(daemon):
+            return ok("port", f"{place}: a daemon of ours answers there."), True
+        remedy = "stop the other program, or choose another --port"
+        return fault("port", f"{place} is in use by another program.", remedy), False
+    except ConfigError as error:
+        return fault("port", str(error), "choose another --host or --port"), False
+    return ok("port", f"{place} is free."), False
+
+
+def _is_ours(daemon: Daemon) -> bool:
+    try:
+        answer = daemon.ask("GET", "/")
+        return msgspec.json.decode(answer.body, type=_Root).name == "mlx-isolate"
+    except (CommandError, msgspec.DecodeError):
+        return False
+
+
+def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Finding:
+    """Whether the run directory can be had; nothing is made."""
+    path = run_directory(settings.port, settings.run_dir)
+    remedy = "choose another folder: --run-dir"
+    try:
+        check_socket_path(path / ("x" * SOCKET_NAME_MAX))
+    except ConfigError as error:
+        return fault("run dir", str(error), remedy)
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if place != path:
+        if not os.access(place, os.W_OK | os.X_OK):
+            return fault("run dir", f"{path} cannot be made in {place}.", remedy)
+        return ok("run dir", f"{path} can be made.")
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        return fault("run dir", f"{path} is no folder of this user's.", remedy)
+    holder = _holder(path / LOCK_NAME)
+    if holder is not None and not is_ours_running:
+        text = f"{path} is in use by the supervisor {holder}, which does not have the port."
+        return fault("run dir", text, "stop it (kill it if it hangs), or choose another --run-dir")
+    return ok("run dir", f"{path}{' is in use by that daemon' if holder else ' is free'}.")
+
+
+def _holder(lock: Path) -> str | None:
+    """Who holds a lock; None = nobody."""
+    try:
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read(32).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return None
+    return None
+
+
+def check_hub_model(model: str, environment: Mapping[str, str]) -> Finding:
+    """Whether a repo of the hub is in its cache; nothing is downloaded."""
+    home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    if snapshots.is_dir() and any(snapshots.iterdir()):
+        return ok("model", f"{model} is in the hub's cache.")
+    if environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        text = f"{model} is not in the hub's cache, and HF_HUB_OFFLINE forbids the download."
+        return fault("model", text, f"download it once: hf download {model}")
+    return doubt(
+        "model",
+        f"{model} is not in the hub's cache; its first load downloads it.",
+        f"download it ahead: hf download {model}",
+    )
+
+
+def check_service(manager: Manager, name: str, run: Run) -> Finding:
+    """How the service is, if there is one."""
+    if not manager.path(name).is_file():
+        return ok("service", f"none is installed ({manager.path(name)}).")
+    program = manager.program(name)
+    if program is None or not os.access(program, os.X_OK):
+        return fault(
+            "service",
+            f"{manager.path(name)} names a program that is not there: {program}.",
+            "install it again: mlx-isolate service install",
+        )
+    state = manager.state(name, run)
+    if state.has_failed:
+        remedy = "see why: mlx-isolate service logs; then mlx-isolate service restart"
+        return doubt("service", f"{name} ({manager.kind}) has failed.", remedy)
+    if not state.is_running:
+        remedy = "mlx-isolate service start"
+        return doubt("service", f"{name} ({manager.kind}) is installed and not running.", remedy)
+    return ok("service", f"{name} ({manager.kind}) runs, pid {state.pid}.")
