@@ -180,6 +180,31 @@ def test_tool_calls_of_the_model_become_calls(model_folder: Callable[[ModelSpec]
     run_async(test())
 
 
+def test_arguments_of_tool_calls_are_streamed_and_join_to_the_whole(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    folder = model_folder(ModelSpec(kind="parrot", template="tools", context=8192))
+    tools = ({"adds": "two numbers"},)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 7}}\n</tool_call>'
+
+    async def test() -> None:
+        async with rig(folder) as subject:
+            answers = [
+                await subject.run(
+                    chat_request(f"first this: {call}", tools=tools, max_tokens=200, stream=stream)
+                )
+                for stream in (True, False)
+            ]
+            first, *others = answers[0].calls
+            assert len(others) > 5
+            assert (first.index, first.name) == (0, "add")
+            (whole,) = answers[1].calls
+            assert "".join(part.arguments for part in answers[0].calls) == whole.arguments
+            assert answers[0].end.finish_reason == "tool_calls"
+
+    run_async(test())
+
+
 def test_joined_deltas_are_the_same_in_company(parrot_model: Path) -> None:
     async def test() -> None:
         async with rig(parrot_model) as subject:

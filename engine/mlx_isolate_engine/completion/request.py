@@ -77,6 +77,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: tokens to generate at most, None for the default, -1 for no limit but context.
         stop: stop strings, none of them empty; they never appear in the output.
         top_logprobs: None = no logprobs; 0..20 = logprobs with so many alternatives per token.
+        stream: somebody reads while it is written, so parts are wanted as soon as they are certain.
         group: the same for completions of one request with the same prompt: they share its prefill.
         choices: how many of them there are.
         adapter: name of a configured adapter, never a path.
@@ -91,6 +92,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice = ToolChoice()
+    stream: bool = False
     group: str | None = None
     choices: int = 1
     adapter: str | None = None

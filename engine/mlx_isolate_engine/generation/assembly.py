@@ -32,7 +32,7 @@ class TextAssembly:
         self._ledger = LogprobLedger() if plan.top_logprobs is not None else None
         self._trim = plan.trim_space
         self._tools = (
-            ToolCallReader(tokenizer.tool_parser, plan.tools)
+            ToolCallReader(tokenizer.tool_parser, plan.tools, streams=plan.stream_calls)
             if plan.tools and tokenizer.has_tool_calling
             else None
         )
@@ -106,7 +106,9 @@ class TextAssembly:
             case "normal":
                 self._add_content(span.text, events)
             case "tool":
+                assert self._tools is not None
                 self._tool_text += span.text
+                events.extend(self._tools.feed(span.text))
                 if span.marker:
                     self._close_tool(span.marker, events)
                 return
@@ -123,7 +125,7 @@ class TextAssembly:
         """A tool block has ended: its calls, or its raw text if there is none in it."""
         assert self._tools is not None
         raw = self._tool_opening + self._tool_text + closing
-        calls = self._tools.read(self._tool_text)
+        calls = self._tools.close(self._tool_text)
         self._tool_opening = self._tool_text = ""
         if calls is None:
             self._add_content(raw, events)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlx_isolate_engine.completion.events import ToolCallDelta
+from mlx_isolate_engine.generation.call_stream import CallStream
 from mlx_isolate_engine.generation.scan import Transitions
 
 log = logging.getLogger(__name__)
@@ -15,44 +16,110 @@ log = logging.getLogger(__name__)
 class ToolCallReader:
     """Turns the text between a family's tool markers into calls, numbered as they come.
 
+    Where the family writes arguments as JSON, they are given out as the model wrote them; otherwise
+    they are written anew from what the parser read.
+
     Args:
         parser: mlx_lm's `tokenizer.tool_parser`.
         tools: the request's tools; some parsers take argument types from them.
+        streams: give arguments out piece by piece, where the family allows it. What has been given
+            out of a call stays, whatever comes after it.
     """
 
-    def __init__(self, parser: Any, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, parser: Any, tools: Sequence[dict[str, Any]], *, streams: bool) -> None:
         self._parser = parser
         self._tools = list(tools)
+        self._streams = streams
+        self._block = CallStream.of(parser)
+        self._begun = 0
         self.count = 0
 
-    def read(self, text: str) -> list[ToolCallDelta] | None:
-        """The calls in `text`, each in one delta; None if it is malformed or was cut off."""
+    def feed(self, text: str) -> list[ToolCallDelta]:
+        """Parts of calls that are certain now that `text` of a block has come."""
+        if self._block is None or not self._streams:
+            return []
+        return [
+            ToolCallDelta(
+                index=self._begun + piece.call,
+                id=None if piece.name is None else _new_id(),
+                name=piece.name,
+                arguments=piece.arguments,
+            )
+            for piece in self._block.feed(text)
+        ]
+
+    def close(self, text: str) -> list[ToolCallDelta] | None:
+        """A block has ended: calls of `text` not given out yet; None if there is none in it."""
+        block, self._block = self._block, CallStream.of(self._parser)
+        if block is not None and not self._streams:
+            block.feed(text)
+        calls = self._read(text)
+        written = block.arguments if block is not None and _is_same(block, calls) else None
+        if block is not None and self._streams and block.names:
+            self._begun += len(block.names)
+            self.count += len(written or ())
+            return []
+        if calls is None:
+            return None
+        texts: list[str | None] = [*written] if written else [_arguments_text(c) for c in calls]
+        deltas = [
+            ToolCallDelta(
+                index=self._begun + place, id=_id_of(call), name=call["name"], arguments=arguments
+            )
+            for place, (call, arguments) in enumerate(zip(calls, texts, strict=True))
+            if arguments is not None
+        ]
+        if len(deltas) < len(calls):
+            return None
+        self._begun += len(deltas)
+        self.count += len(deltas)
+        return deltas
+
+    def _read(self, text: str) -> list[dict[str, Any]] | None:
+        """The calls by the family's parser, at least one; None if it is malformed or cut off."""
         try:
             parsed = self._parser(text, self._tools)
         except Exception as error:  # noqa: BLE001 - parsers raise whatever they happen to hit
             log.info("tool_call.malformed error=%s", type(error).__name__)
             return None
-        calls = parsed if isinstance(parsed, list) else [parsed]
-        deltas = [self._delta(call, index) for index, call in enumerate(calls, self.count)]
-        found = [delta for delta in deltas if delta is not None]
-        if not found or len(found) < len(deltas):
-            return None
-        self.count += len(found)
-        return found
+        calls: list[Any] = parsed if isinstance(parsed, list) else [parsed]
+        return calls if calls and all(_is_call(call) for call in calls) else None
 
-    @staticmethod
-    def _delta(call: Any, index: int) -> ToolCallDelta | None:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-            return None
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, str):
-            try:
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            except (TypeError, ValueError):
-                return None
-        own_id = call.get("id")
-        call_id = own_id if isinstance(own_id, str) and own_id else f"call_{uuid.uuid4().hex[:24]}"
-        return ToolCallDelta(index=index, id=call_id, name=call["name"], arguments=arguments)
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("name"), str) and bool(call["name"])
+
+
+def _is_same(block: CallStream, calls: list[dict[str, Any]] | None) -> bool:
+    """Whether a block was followed to the end, and its parser found the same in it."""
+    if calls is None or not block.is_complete:
+        return False
+    if block.names != [call["name"] for call in calls]:
+        return False
+    try:
+        read = [json.loads(text) for text in block.arguments]
+    except ValueError:
+        return False
+    return all(call.get("arguments", {}) == own for call, own in zip(calls, read, strict=True))
+
+
+def _arguments_text(call: dict[str, Any]) -> str | None:
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        return arguments
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return None
+
+
+def _id_of(call: dict[str, Any]) -> str:
+    own = call.get("id")
+    return own if isinstance(own, str) and own else _new_id()
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def transitions_of(tokenizer: Any, *, with_tools: bool) -> Transitions:

@@ -143,6 +143,7 @@ def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest
         ),
         response_format=_response_format(message.output_config),
         tool_choice=_tool_choice(message.tool_choice, tools),
+        stream=bool(message.stream),
         adapter=lane.adapters,
         draft_model=lane.draft_model,
         num_draft_tokens=lane.num_draft_tokens,

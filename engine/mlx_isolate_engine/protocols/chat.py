@@ -95,6 +95,7 @@ def parse(body: bytes, call: Call) -> "ChatRequest":
         top_logprobs=_top_logprobs(chat),
         response_format=response_format(chat.response_format),
         tool_choice=tool_choice(chat.tool_choice, tools),
+        stream=bool(chat.stream),
         adapter=lane.adapters,
         draft_model=lane.draft_model,
         num_draft_tokens=lane.num_draft_tokens,

@@ -79,6 +79,7 @@ class ResponsesProtocol:
             top_logprobs=_top_logprobs(asked),
             response_format=text_format(asked.text),
             tool_choice=response_tool_choice(asked.tool_choice, tools),
+            stream=bool(asked.stream),
             adapter=lane.adapters,
             draft_model=lane.draft_model,
             num_draft_tokens=lane.num_draft_tokens,

@@ -1,0 +1,141 @@
+"""Arguments of tool calls while they are written: the same text, however it is cut."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.tool_parsers import json_tools, mistral, qwen3_coder
+
+from mlx_isolate_engine.completion.events import Event, ToolCallDelta
+from mlx_isolate_engine.generation.assembly import TextAssembly
+from mlx_isolate_engine.generation.decoding import ByteDecoder
+from mlx_isolate_engine.generation.plan import TextPlan
+from tests.unit.test_text_assembly import TOOLS, FakeTokenizer, calls, content, cut
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='aé"\\{}[]\n👩 ', max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(alphabet='k"\\{', min_size=1, max_size=4), VALUES, max_size=4)
+JSON_TOOLS = FakeTokenizer(tool_parser=json_tools.parse_tool_call)
+MISTRAL = FakeTokenizer(
+    tool_parser=mistral.parse_tool_call, tool_call_start="[TOOL_CALLS]", tool_call_end=""
+)
+
+
+def run(pieces: list[bytes], tokenizer: Any, *, stream: bool) -> tuple[list[Event], bool]:
+    plan = TextPlan(split_reasoning=True, tools=TOOLS, stream_calls=stream)
+    assembly = TextAssembly(plan, ByteDecoder(pieces.__getitem__), tokenizer)
+    events = [event for token in range(len(pieces)) for event in assembly.feed(token)]
+    return [*events, *assembly.finish()], assembly.has_tool_calls
+
+
+def joined(events: list[Event]) -> list[tuple[str, str]]:
+    """Name and arguments of each call; asserts that only its first part has name and id."""
+    made: dict[int, list[ToolCallDelta]] = {}
+    for delta in calls(events):
+        made.setdefault(delta.index, []).append(delta)
+    assert list(made) == list(range(len(made)))
+    for first, *others in made.values():
+        assert first.id and first.name
+        assert all(other.id is None and other.name is None for other in others)
+    return [(parts[0].name or "", "".join(p.arguments for p in parts)) for parts in made.values()]
+
+
+def json_call(arguments: Any, **layout: Any) -> str:
+    body = json.dumps({"name": "add", "arguments": arguments}, **layout)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+@given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_parts_join_to_the_whole_arguments_of_json_calls(
+    arguments: list[dict[str, Any]], source: random.Random
+) -> None:
+    text = "so: " + "".join(
+        json_call(each, ensure_ascii=source.random() < 0.5) for each in arguments
+    )
+    streamed, has_calls = run(cut(text, source), JSON_TOOLS, stream=True)
+    whole, _ = run([text.encode()], JSON_TOOLS, stream=False)
+    assert has_calls
+    assert joined(streamed) == joined(whole)
+    assert [json.loads(written) for _, written in joined(streamed)] == arguments
+    assert content(streamed) == content(whole) == "so: "
+
+
+@given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_parts_join_to_the_whole_arguments_of_mistral_calls(
+    arguments: list[dict[str, Any]], source: random.Random
+) -> None:
+    text = "[TOOL_CALLS]" + "".join(f"add[ARGS]{json.dumps(each)}" for each in arguments)
+    streamed, has_calls = run(cut(text, source), MISTRAL, stream=True)
+    whole, _ = run([text.encode()], MISTRAL, stream=False)
+    assert has_calls
+    assert joined(streamed) == joined(whole)
+    assert [json.loads(written) for _, written in joined(streamed)] == arguments
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    text = json_call({"a": [1, 2], "b": "x"})
+    streamed, _ = run([char.encode() for char in text], JSON_TOOLS, stream=True)
+    parts = [delta.arguments for delta in calls(streamed)]
+    assert parts == ["", *'{"a": [1, 2], "b": "x"}']
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"arguments": {"a": 1}, "name": "add"}',
+        '{"name": "add", "arguments": "{}"}',
+        '{"name": "\\u0061dd", "arguments": {}}',
+        '{"id": "call_1", "name": "add", "arguments": {}}',
+    ],
+)
+def test_a_call_in_another_order_comes_whole(body: str, stream: bool) -> None:
+    events, has_calls = run([f"<tool_call>{body}</tool_call>".encode()], JSON_TOOLS, stream=stream)
+    assert has_calls
+    assert [name for name, _ in joined(events)] == ["add"]
+    assert len(calls(events)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1', '{"a": 1'),
+        ('<tool_call>{"name": "add", "arguments": {"a": "\\', '{"a": "'),
+        ('<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>', '{"a": }'),
+        ('<tool_call>{"name": "add", "arguments": {}} no</tool_call>', "{}"),
+    ],
+)
+def test_parts_that_were_given_out_of_a_bad_call_stay_but_it_does_not_count(
+    text: str, written: str
+) -> None:
+    streamed, has_calls = run([text.encode()], JSON_TOOLS, stream=True)
+    assert joined(streamed) == [("add", written)]
+    assert (content(streamed), has_calls) == ("", False)
+    whole, _ = run([text.encode()], JSON_TOOLS, stream=False)
+    assert (content(whole), calls(whole)) == (text, [])
+
+
+def test_a_call_after_a_bad_one_has_an_index_of_its_own() -> None:
+    bad = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
+    streamed, has_calls = run([(bad + json_call({"a": 1})).encode()], JSON_TOOLS, stream=True)
+    assert joined(streamed) == [("add", '{"a": }'), ("add", '{"a": 1}')]
+    assert has_calls
+
+
+def test_what_never_becomes_a_call_is_text_in_a_stream_too() -> None:
+    text = "<tool_call>" + "nonsense " * 300 + "</tool_call>"
+    streamed, _ = run(cut(text, random.Random(1)), JSON_TOOLS, stream=True)
+    assert (content(streamed), calls(streamed)) == (text, [])
+
+
+def test_a_family_that_does_not_write_json_gives_its_calls_whole() -> None:
+    tokenizer = FakeTokenizer(tool_parser=qwen3_coder.parse_tool_call)
+    text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+    streamed, has_calls = run([char.encode() for char in text], tokenizer, stream=True)
+    assert (len(calls(streamed)), has_calls) == (1, True)
