@@ -19,6 +19,7 @@ import msgspec
 from mlx_isolate_shared import wire
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.process import EngineProcess, Exit, ProcessListener
+from mlx_isolate_supervisor.projection import PROCESS_BYTES
 from tests.fakes.statuses import FACTS
 
 PROGRESS_S = 0.5
@@ -149,7 +150,11 @@ class SimulatedEngine:
     def _progress(self) -> None:
         if not self.is_frozen:
             self.tokens += 1
-            line = wire.Progress(generated_tokens=self.tokens, footprint_bytes=self.fate.bytes)
+            # All but a bare process is prompt cache, so that measurements change no projection.
+            cache = wire.CacheFigures(ram_bytes=max(0, self.fate.bytes - PROCESS_BYTES))
+            line = wire.Progress(
+                generated_tokens=self.tokens, footprint_bytes=self.fate.bytes, cache=cache
+            )
             self._listener.on_report(self.process, line)
         self._timers = [timer for timer in self._timers if not timer.cancelled()]
         self._later(PROGRESS_S, self._progress)

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -17,6 +18,7 @@ from mlx_isolate_supervisor.blas import choose_blas
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.daemon import Daemon
 from mlx_isolate_supervisor.display import make_display
+from mlx_isolate_supervisor.footprints import FILE_NAME, FootprintBook
 from mlx_isolate_supervisor.logs import Logs, log_event, start_logging
 from mlx_isolate_supervisor.orphans import reap_orphans
 from mlx_isolate_supervisor.pool import Pool
@@ -81,6 +83,7 @@ async def _serve(launch: Launch, folder: RunDirectory, logs: Logs) -> int:
         on_event=daemon.on_event,
         standby=settings.standby,
         limits=pool_limits(settings),
+        footprints=FootprintBook(_state_folder() / FILE_NAME),
     )
     return await daemon.serve(launch.sockets)
 
@@ -130,6 +133,12 @@ def engine_command(settings: ServeSettings, given: EngineCommand | None) -> Engi
         cache_home=settings.cache_home or _user_cache(),
         log_level=settings.log_level,
     )
+
+
+def _state_folder() -> Path:
+    from platformdirs import user_state_path
+
+    return user_state_path("mlx-isolate", appauthor=False)
 
 
 def _user_cache() -> str:

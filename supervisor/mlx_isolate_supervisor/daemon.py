@@ -130,6 +130,9 @@ class Daemon:
             memory_kind=kind,
             run_dir=self._run_dir,
             standbys=self.pool.standbys(),
+            memory_budget_bytes=self.pool.limits.budget_bytes,
+            memory_claimed_bytes=self.pool.claimed_bytes,
+            models_max=self.pool.limits.models_max,
         )
         return Status(supervisor=own, models=self.pool.snapshot())
 

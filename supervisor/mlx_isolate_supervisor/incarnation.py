@@ -32,6 +32,7 @@ class Incarnation:
         fault: why it was ended otherwise, as (stable word, sentence): `hung`, `start_timeout`, ...
         completed: it completed at least one completion.
         ready_at: when it became ready, monotonic seconds; None before that.
+        own_bytes_max: the most that it held without its prompt cache; 0 before it reported.
         available_before: memory that was free beside it at the last look, None if unknown.
     """
 
@@ -52,6 +53,7 @@ class Incarnation:
         self.fault: tuple[str, str] | None = None
         self.completed = False
         self.ready_at: float | None = None
+        self.own_bytes_max = 0
         self.available_before: int | None = None
         self._socket_gone_at: float | None = None
 
@@ -96,6 +98,8 @@ class Incarnation:
         self.pulse = watchdog.hear_progress(self.pulse, progress, now)
         if progress.footprint_bytes:
             self.memory = (progress.footprint_bytes, progress.footprint_kind)
+            own_bytes = progress.footprint_bytes - progress.cache.ram_bytes
+            self.own_bytes_max = max(self.own_bytes_max, own_bytes)
 
     def look_at_load(self, now: float, settings: SlotSettings) -> str | None:
         """Why the load has failed, or None."""

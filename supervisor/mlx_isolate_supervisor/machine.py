@@ -20,6 +20,7 @@ from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor import causes
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.crew import Crew
+from mlx_isolate_supervisor.footprints import FootprintBook, footprint_key
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
@@ -55,12 +56,14 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
         source: where engine processes come from.
         residency: who may be loaded.
         need_bytes: what an engine of a model will hold.
+        footprints: what engines held in earlier runs.
     """
 
     settings: SlotSettings
     source: EngineSource
     residency: Residency
     need_bytes: Callable[[ModelSpec], int]
+    footprints: FootprintBook
     clock: Clock
     on_event: Callable[[SlotEvent], None] | None = None
     jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
@@ -328,6 +331,8 @@ class Machine:
             return
         self.timers.cancel(f"report_end {engine.number}")
         last_exit = engine.last_exit(exit, self._context.clock.wall())
+        if engine.own_bytes_max:
+            self._context.footprints.note(footprint_key(self.spec), engine.own_bytes_max)
         if engine.memory is not None:
             self._context.residency.note_gone(
                 self.spec.id, engine.memory[0], engine.available_before

@@ -7,6 +7,7 @@ from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
 from mlx_isolate_supervisor import memory
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.footprints import FootprintBook, footprint_key
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.machine import SlotContext
 from mlx_isolate_supervisor.pool_limits import PoolLimits
@@ -40,6 +41,7 @@ class Pool:
         on_event: called on the loop for every transition and load step; must not block or raise.
         standby: spare engine processes; None = one where memory allows.
         limits: what holds for all models together; by default none but the policy of `settings`.
+        footprints: what engines held in earlier runs; None = that is not kept.
         source: where engines come from; None = processes of this machine, made by `command`.
         available_bytes: memory that is free for another engine; None if unknown.
 
@@ -58,10 +60,12 @@ class Pool:
         on_event: EventListener | None = None,
         standby: int | None = 0,
         limits: PoolLimits | None = None,
+        footprints: FootprintBook | None = None,
         source: EngineSource | None = None,
         available_bytes: Callable[[], int | None] = memory.available_bytes,
     ) -> None:
         clock = clock or SystemClock()
+        footprints = footprints or FootprintBook(None)
         limits = limits or PoolLimits(policy=settings.memory_policy)
         self._residency = Residency(limits, now=clock.monotonic, available_bytes=available_bytes)
         self._on_event = on_event
@@ -80,7 +84,8 @@ class Pool:
             settings=settings,
             source=source or Spawner(command, run_directory, self._standbys),
             residency=self._residency,
-            need_bytes=lambda spec: need_bytes(spec, None),
+            need_bytes=lambda spec: need_bytes(spec, footprints.measured(footprint_key(spec))),
+            footprints=footprints,
             clock=clock,
             on_event=self._tell,
             available_bytes=available_bytes,
@@ -104,6 +109,11 @@ class Pool:
     def limits(self) -> PoolLimits:
         """What holds for all models together."""
         return self._residency.limits
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Memory that all models and spare engines hold or were given room for."""
+        return self._residency.held_bytes
 
     def find(self, model: str | None) -> Slot:
         """The slot for a request's `model` field; None means the first model.

@@ -137,7 +137,13 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor process itself, and its spare engines."""
+    """The supervisor process itself, its spare engines, and the room for all models.
+
+    Attributes:
+        memory_budget_bytes: memory that all engines may hold; None = unlimited.
+        memory_claimed_bytes: what they hold or were given room for.
+        models_max: models loaded at a time; 0 = any number.
+    """
 
     pid: int
     version: str
@@ -146,6 +152,9 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_kind: MemoryKind
     run_dir: str
     standbys: tuple[StandbyStatus, ...] = ()
+    memory_budget_bytes: int | None = None
+    memory_claimed_bytes: int = 0
+    models_max: int = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,9 @@ def status_lines(status: Status, url: str, now: float) -> list[str]:
     memory = f"{show_bytes(own.memory_bytes)} ({own.memory_kind})"
     up = show_seconds(own.uptime_s)
     lines = [f"supervisor  {url}  pid {own.pid}, version {own.version}, up {up}, {memory}"]
+    if own.memory_budget_bytes is not None:
+        claimed = show_bytes(own.memory_claimed_bytes)
+        lines.append(f"  engines: {claimed} of {show_bytes(own.memory_budget_bytes)} taken")
     lines += [f"  {_standby_line(standby)}" for standby in own.standbys]
     for model in status.models:
         lines += ["", *_model_lines(model, now)]
