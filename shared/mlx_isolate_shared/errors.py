@@ -96,6 +96,7 @@ class EngineError(HttpError):
 
     Attributes:
         is_planned: whether it was told to end, and another may follow it at once.
+        engine_lives: whether only the connection to it has ended.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class EngineError(HttpError):
             message, status=status, type="server_error", code=code, retry_after_s=retry_after_s
         )
         self.is_planned = False
+        self.engine_lives = False
 
 
 class CacheError(Exception):

@@ -52,6 +52,7 @@ def died(exit: Exit | None, *, planned: bool) -> EngineError:
     message = f"{what} while it worked on this request; a new try may succeed."
     error = EngineError(message, status=502, code="engine_died")
     error.is_planned = planned
+    error.engine_lives = exit is None and not planned
     return error
 
 

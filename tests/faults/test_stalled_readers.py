@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.material.models import ModelSpec, build_model
-from tests.running_daemon import REAL, RunningDaemon
+from tests.running_daemon import REAL, RunningDaemon, read_all
 from tests.waiting import wait_for
 
 STALLED = 20
@@ -60,6 +60,24 @@ def read_to_the_end(clients: list[socket.socket]) -> None:
 
 def progress(daemon: RunningDaemon) -> Any:
     return daemon.status()["models"][0]["progress"]
+
+
+def test_a_reader_that_was_given_up_frees_its_place_and_finds_that_it_stopped_reading(
+    tmp_path: Path,
+) -> None:
+    folder = build_model(tmp_path / "m", MODEL)
+    # Less than the default only so that the test is short.
+    flags = ("--stall-timeout", "1")
+    with RunningDaemon(tmp_path / "home", str(folder), *flags, program=REAL) as daemon:
+        pid = daemon.wait_state("ready", 0, 120)["pid"]
+        with open_stream(daemon, 15_000, 4096) as client:
+            wait_for(lambda: progress(daemon)["stalled"] == 1, 60, "the engine gave it up")
+            wait_for(lambda: daemon.status()["models"][0]["active"] == 0, 5, "its place is free")
+            wait_for(lambda: daemon.get("/v1/requests")["requests"] == [], 5, "it has its outcome")
+            text = read_all(client)
+        assert b'"code":"client_stalled"' in text[-400:]
+        assert b"engine_died" not in text and b"[DONE]" not in text
+        assert daemon.status()["models"][0]["pid"] == pid
 
 
 @pytest.mark.slow

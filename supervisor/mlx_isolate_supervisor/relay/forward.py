@@ -39,7 +39,12 @@ from mlx_isolate_supervisor.relay.request_head import asks_for_websocket, reques
 from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
 from mlx_isolate_supervisor.relay.target import Target, split_upstream
 from mlx_isolate_supervisor.relay.tunnel import Tunnel, take_early
-from mlx_isolate_supervisor.relay.upstream import EngineConnection, EngineGone, RequestUnread
+from mlx_isolate_supervisor.relay.upstream import (
+    ClientGivenUp,
+    EngineConnection,
+    EngineGone,
+    RequestUnread,
+)
 
 # A transport with nothing to send takes this and a head without asking its writer to wait.
 _AT_ONCE_BYTES_MAX = 32 * 1024
@@ -270,6 +275,13 @@ def take_cancellation(request: web.Request, error: asyncio.CancelledError) -> Ht
     )
 
 
+def client_stalled() -> EngineError:
+    """What a client finds that reads again after it was given up."""
+    return EngineError(
+        "The client stopped reading.", status=504, code="client_stalled", retry_after_s=None
+    )
+
+
 def uncancel() -> None:
     """Take a cancellation of the running task for dealt with."""
     task = asyncio.current_task()
@@ -351,7 +363,7 @@ class Conversation:
             self._end_early(reason, head, answer, sink)
         except ClientStalled:
             self.outcome = "cancelled"
-            sink.abort()
+            self._end_early(client_stalled(), head, answer, sink)
         except asyncio.CancelledError as error:
             self.outcome = "cancelled"
             refusal = take_cancellation(self._request, error)
@@ -448,6 +460,8 @@ class Conversation:
             answer.force_close()
         else:
             sink.close()
+        if sink.writing_paused:
+            sink.leave_unread()
 
     async def _reason(self, error: EngineGone | FramingError) -> EngineError:
         self._connection.close()
@@ -458,5 +472,8 @@ class Conversation:
                 "The engine's answer could not be read.", status=502, code="engine_bad_answer"
             )
         )
+        if isinstance(error, ClientGivenUp) and reason.engine_lives:
+            self.outcome = "cancelled"
+            return client_stalled()
         self.outcome = "failed"
         return reason

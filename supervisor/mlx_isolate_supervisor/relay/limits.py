@@ -22,6 +22,8 @@ ANSWER_WHOLE_BYTES_MAX = 1 * MIB
 # megabytes, and an engine would generate for many minutes into them before it notices that
 # nobody reads.
 CLIENT_UNSENT_BYTES_MAX = 128 * 1024
+# While a client does not read, how often it is asked whether its engine has given it up.
+CLIENT_STALL_LOOK_S = 1.0
 # Places tried for one request whose engine could not be connected to at all.
 CONNECT_TRIES_MAX = 3
 # At a shutdown, the time in which requests that were cut off are told so.

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.framing import unframe
+from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S
 
 
 class ClientStalled(Exception):
@@ -74,32 +75,50 @@ class ClientSink:
         """Whether the client's transport buffers more than its high-water mark."""
         return self._protocol.writing_paused
 
-    async def drain(self) -> None:
-        """Wait until the client has read enough.
+    async def drain(self, is_over: Callable[[], bool]) -> None:
+        """Wait until the client has read enough, or `is_over` says that nothing more will come.
 
         Raises:
             ClientStalled: it read nothing for `stall_s`.
             ConnectionError: it has gone.
         """
-        left = unread_bytes(self._transport)
+        loop = asyncio.get_running_loop()
+        left, since = unread_bytes(self._transport), loop.time()
         # A task of its own: aiohttp's drain must not be cancelled by a timeout, since it would
         # find its own cancelled future at the next call.
         drained = asyncio.ensure_future(self._writer.drain())
         try:
             while True:
-                await asyncio.wait((drained,), timeout=self._stall_s)
+                look_s = min(CLIENT_STALL_LOOK_S, self._stall_s)
+                await asyncio.wait((drained,), timeout=look_s)
                 if drained.done():
                     return drained.result()
+                if is_over():
+                    return
                 now = unread_bytes(self._transport)
-                if now >= left:
+                if now < left:
+                    left, since = now, loop.time()
+                elif loop.time() - since >= self._stall_s:
                     raise ClientStalled
-                left = now
         finally:
             drained.cancel()
 
-    def abort(self) -> None:
-        """Drop what the client has not read, and its connection."""
-        self._transport.abort()
+    def leave_unread(self) -> None:
+        """Nothing more is written; if its client reads none of it for `stall_s`, hang up.
+
+        Without this a client that never reads again would keep its connection for ever.
+        """
+        self._look_at_rest(None)
+
+    def _look_at_rest(self, before: int | None) -> None:
+        if not self._transport.get_write_buffer_size():
+            return
+        unread = unread_bytes(self._transport)
+        if before is not None and unread >= before:
+            self._transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._stall_s, self._look_at_rest, unread)
 
     def close(self) -> None:
         """Close after what was written, without the end that the answer's framing asks for."""

@@ -38,6 +38,10 @@ class EngineGone(Exception):
     """The connection ended before the answer did."""
 
 
+class ClientGivenUp(EngineGone):
+    """The engine closed the connection while its answer waited for a client that does not read."""
+
+
 class RequestUnread(EngineGone):
     """The connection ended, and the engine certainly had not read the request to its end.
 
@@ -61,8 +65,8 @@ class Sink(Protocol):
         """Take a block; must not block or raise."""
         ...
 
-    async def drain(self) -> None:
-        """Wait until writing is no longer paused; raises if that takes too long."""
+    async def drain(self, is_over: Callable[[], bool]) -> None:
+        """Wait until writing is no longer paused, or `is_over`; raises if that takes too long."""
         ...
 
 
@@ -86,6 +90,7 @@ class EngineConnection(asyncio.Protocol):
         "_may_upgrade",
         "_single_events",
         "_sink",
+        "_takes_all",
         "_transport",
         "_waiter",
         "_write_event",
@@ -111,7 +116,7 @@ class EngineConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_idle = True
         self._is_bodiless = self._may_upgrade = False
-        self._is_doomed = False
+        self._is_doomed = self._takes_all = False
 
     def __repr__(self) -> str:
         """What it is doing."""
@@ -189,6 +194,7 @@ class EngineConnection(asyncio.Protocol):
         """Hand the body to `sink` until its end; the engine waits while the sink is full.
 
         Raises:
+            ClientGivenUp: as EngineGone, while the sink was full.
             EngineGone: the connection ended first; everything whole has been handed over.
             FramingError: the engine's framing is wrong; likewise.
         """
@@ -200,7 +206,9 @@ class EngineConnection(asyncio.Protocol):
         self._note_passed(sink, self._body, len(early))
         while True:
             if self._is_paused:
-                await sink.drain()
+                await sink.drain(self._has_hung_up)
+                if sink.writing_paused and self._has_hung_up():
+                    self._take_last()
                 self._resume()
             if self._body.has_ended:
                 return
@@ -344,6 +352,24 @@ class EngineConnection(asyncio.Protocol):
             return False
         return queued[0] > 0
 
+    def _has_hung_up(self) -> bool:
+        """Whether the engine's end is closed, asked of the kernel: a paused one is not told."""
+        if self._transport is None or self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
+        return bool(poll.poll(0))
+
+    def _take_last(self) -> None:
+        """Hand out all that the engine wrote before it closed its end, full as the sink may be.
+
+        It is no more than a socket holds.
+        """
+        self._takes_all = True
+        self._is_paused = False
+        self._read_rest()
+        self._break(ClientGivenUp("the engine closed while the client did not read"))
+
     def _read_rest(self) -> None:
         """Read what the connection holds, as far as the client takes it."""
         while self._transport is not None and self._broken is None and not self._is_paused:
@@ -387,7 +413,7 @@ class EngineConnection(asyncio.Protocol):
         assert self._sink is not None
         self._granted_bytes += _PRESSURE_STEP_BYTES - self._left_bytes
         self._left_bytes = _PRESSURE_STEP_BYTES
-        if self._sink.writing_paused and not self._is_paused:
+        if self._sink.writing_paused and not self._is_paused and not self._takes_all:
             self._pause()
             self._wake()
 

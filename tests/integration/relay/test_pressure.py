@@ -121,16 +121,70 @@ def test_a_reader_that_is_slow_but_reads_is_not_cut_off() -> None:
     run(scenario())
 
 
-def test_a_death_behind_a_stalled_reader_is_told_when_it_reads_again() -> None:
+def test_a_death_behind_a_stalled_reader_frees_its_place_and_is_told_when_it_reads_again() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
             client, side, flood = await open_stalled(rig)
             side.reset()
             await flood
+            assert await soon(rig.slot.outcome(), 5) == "failed"
+            await soon(rig.recorder.all_ended.wait(), 5)
             client.resume()
             rest = await soon(client.wait_closed(), 5)
             assert rest.endswith(END) and b'"code":"engine_died"' in rest[-300:]
-            assert await rig.slot.outcome() == "failed"
+
+    run(scenario())
+
+
+def test_a_reader_that_its_engine_gave_up_frees_its_place_and_finds_that_it_stopped_reading() -> (
+    None
+):
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            rig.slot.reason.engine_lives = True
+            client, side, flood = await open_stalled(rig)
+            side.reset()
+            await flood
+            assert await soon(rig.slot.outcome(), 5) == "cancelled"
+            await soon(rig.recorder.all_ended.wait(), 5)
+            assert rig.recorder.ended_ones[0].code == "client_stalled"
+            client.resume()
+            rest = await soon(client.wait_closed(), 5)
+            assert rest.endswith(END) and b'"code":"client_stalled"' in rest[-300:]
+            assert b"engine_died" not in rest
+
+    run(scenario())
+
+
+def test_an_answer_that_was_whole_before_its_engine_closed_reaches_a_slow_reader() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side, flood = await open_stalled(rig)
+            flood.cancel()
+            # What the engine has written lies in its buffer; it closes once that is gone.
+            client.resume()
+            await side.send(event("last") + END)
+            client.pause()
+            side.close()
+            assert await soon(rig.slot.outcome(), 5) == "answered"
+            client.resume()
+            while (payload := await soon(client.read_chunk())) != b"data: last\n\n":
+                assert payload
+            assert await client.read_chunk() == b""
+
+    run(scenario())
+
+
+def test_a_reader_that_was_given_up_and_never_reads_again_is_hung_up_on() -> None:
+    async def scenario() -> None:
+        async with make_rig(RelayLimits(client_stall_s=0.2)) as rig:
+            descriptors = rig.descriptors()
+            client, _, flood = await open_stalled(rig)
+            assert await soon(rig.slot.outcome(), 5) == "cancelled"
+            await soon(flood)
+            # Both ends of the client's connection are in this process; only its own stays.
+            await wait_until(lambda: rig.descriptors() <= descriptors + 1, 5)
+            client.reset()
 
     run(scenario())
 
