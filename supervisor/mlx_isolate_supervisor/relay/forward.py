@@ -394,6 +394,7 @@ class Conversation:
         observer.first_byte(self._exchange)
         self._lease.note_upgrade()
         tunnel.feed_client(said)
+        self._lease.on_death(tunnel.note_death)
         try:
             await self._follow(tunnel)
         finally:

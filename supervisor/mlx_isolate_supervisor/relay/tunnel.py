@@ -6,6 +6,7 @@ that a close frame with the reason can be set behind the last whole one when the
 
 import asyncio
 import contextlib
+import os
 from typing import Any, Literal, cast
 
 from aiohttp import web
@@ -19,6 +20,8 @@ Ending = Literal["closed", "client_gone", "engine_gone", "client_stalled"]
 # Once one side has ended, the other has so long to end too, counted from its last byte. A client
 # that has left looks like one that only says no more, and an engine need not notice by itself.
 CLOSING_S = 2.0
+# What is read at once of a dead engine's last bytes.
+_LAST_READ_BYTES = 64 * 1024
 
 
 class _End(asyncio.Protocol):
@@ -204,6 +207,22 @@ class Tunnel:
         for end in (self._engine, self._client):
             if not end.is_gone:
                 end.transport.abort()
+
+    def note_death(self) -> None:
+        """Nothing of the engine runs any more: pass on what it has still written, and end there.
+
+        The kernel closes its connections only when it has dropped its memory. A client that takes
+        no more for now learns of it then.
+        """
+        engine = self._engine
+        with contextlib.suppress(OSError):
+            while engine.takes_more and not self._client.is_full:
+                data = os.read(engine.transport.get_extra_info("socket").fileno(), _LAST_READ_BYTES)
+                if not data:
+                    break
+                engine.data_received(data)
+        if not self._client.is_full:
+            self.end_reached(engine)
 
     # What the two ends tell.
 

@@ -183,6 +183,21 @@ def test_a_death_between_frames_is_told_by_a_close_frame(die: Callable[[EngineSi
     run(scenario())
 
 
+def test_a_death_is_told_before_the_kernel_has_closed_the_connection() -> None:
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side = await open_socket(rig)
+            await side.send(frame(TEXT, b"last words"))
+            rig.slot.leases[0].tell_death()
+            assert await read_frame(client.reader) == (TEXT, b"last words")
+            code, reason = await read_close(client)
+            assert code == 1011 and "SIGKILL" in reason
+            client.leave()
+            assert await rig.slot.outcome() == "failed"
+
+    run(scenario())
+
+
 def test_a_death_within_a_frame_ends_the_connection_without_a_word() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
