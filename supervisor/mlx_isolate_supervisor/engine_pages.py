@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
+from mlx_isolate_shared.response_id import is_response_of
 from mlx_isolate_supervisor.lease import Outcome
 from mlx_isolate_supervisor.pool import Pool
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
@@ -89,6 +90,8 @@ class EnginePages:
         app.router.add_get("/v1/cache/stats", self.stats)
         app.router.add_get("/v1/cache", self.entries)
         app.router.add_delete("/v1/cache", self.clear)
+        app.router.add_get("/v1/responses/{id}", self.response)
+        app.router.add_delete("/v1/responses/{id}", self.response)
 
     async def probe(self, request: web.Request) -> web.Response:
         """Generate one token with `?model=` (default: the first) within `?timeout_s=`."""
@@ -153,6 +156,24 @@ class EnginePages:
         """Forget what the engines' caches hold, in both tiers."""
         answers = await self._ask_all(request, "DELETE", "/v1/cache", ASK_TIMEOUT_S)
         return self._shown(answers)
+
+    async def response(self, request: web.Request) -> web.Response:
+        """A response that an engine keeps, shown or forgotten; it is gone with its engine."""
+        response_id = request.match_info["id"]
+        for model in self._pool.snapshot():
+            if model.socket is None or model.state not in ("ready", "draining"):
+                continue
+            if is_response_of(response_id, model.id):
+                answer = await ask_engine(
+                    model.socket,
+                    request.method,
+                    f"/v1/responses/{response_id}",
+                    timeout_s=ASK_TIMEOUT_S,
+                )
+                return _json(answer.body, answer.status)
+        raise RequestError(
+            "There is no such response (any more).", status=404, code="response_not_found"
+        )
 
     def _shown(self, answers: dict[str, EngineAnswer]) -> web.Response:
         status = max((answer.status for answer in answers.values()), default=200)

@@ -85,3 +85,37 @@ def test_an_engine_that_stands_still_costs_the_probe_its_time_and_no_more(tmp_pa
         finally:
             os.kill(engine, signal.SIGCONT)
         assert daemon.get("/health_generate")["status"] == "ok"
+
+
+def test_a_kept_response_is_shown_and_forgotten(daemon: RunningDaemon) -> None:
+    asked = {"model": "full", "input": "hi", "max_output_tokens": 4}
+    made = daemon.ask("POST", "/v1/responses", asked)
+    assert made.status == 200, made.body
+    path = f"/v1/responses/{made.json()['id']}"
+    assert daemon.get(path) == made.json()
+    assert daemon.ask("DELETE", path).json()["deleted"] is True
+    for method in ("GET", "DELETE"):
+        answer = daemon.ask(method, path)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "response_not_found")
+
+
+@pytest.mark.parametrize("name", ["resp_0", "resp_" + "0" * 40, "%2e%2e%2fhealth", "x" * 5000])
+def test_a_response_that_nobody_made_is_404(daemon: RunningDaemon, name: str) -> None:
+    answer = daemon.ask("GET", f"/v1/responses/{name}")
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "response_not_found")
+
+
+def test_a_kept_response_is_gone_with_its_engine(tmp_path: Path, full_model: Path) -> None:
+    with RunningDaemon(tmp_path / "home", str(full_model), program=REAL) as daemon:
+        ready = daemon.wait_state("ready", deadline_s=90)
+        name = daemon.get("/v1/models")["data"][0]["id"]
+        asked = {"model": name, "input": "hi", "max_output_tokens": 4}
+        made = daemon.ask("POST", "/v1/responses", asked)
+        path = f"/v1/responses/{made.json()['id']}"
+        assert daemon.ask("GET", path).status == 200
+        os.kill(ready["pid"], signal.SIGKILL)
+        again = daemon.ask("POST", "/v1/responses", asked)  # answered by the next engine, or not
+        assert again.status in (200, 502)
+        daemon.wait_state("ready", deadline_s=90)
+        answer = daemon.ask("GET", path)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "response_not_found")

@@ -88,7 +88,7 @@ def test_events_of_a_text_answer() -> None:
         "response.completed",
     ]
     assert told[6]["text"] == "ab"
-    assert told[4]["item_id"] == told[8]["item"]["id"] == "msg_0_0"
+    assert told[4]["item_id"] == told[8]["item"]["id"] == "msg_062c66a7a_0"
     assert told[-1]["response"]["usage"] == {
         "input_tokens": 7,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
@@ -109,7 +109,7 @@ def test_streamed_and_whole_answer_have_the_same_output() -> None:
         "function_call",
     ]
     assert answer["output"][2] == {
-        "id": "fc_0_2",
+        "id": "fc_062c66a7a_2",
         "type": "function_call",
         "call_id": "call_a",
         "name": "f",

@@ -16,7 +16,7 @@ _GENERATION: dict[str, tuple[str, tuple[Any, ...]]] = {
     "/v1/chat/completions": ("Chat completion", (ChatBody, SamplingBody, LaneBody)),
     "/v1/completions": ("Text completion", (CompletionsBody, SamplingBody, LaneBody)),
     "/v1/responses": ("Response", (ResponsesBody, SamplingBody, LaneBody)),
-    "/v1/messages": ("Anthropic message", (MessagesBody,)),
+    "/v1/messages": ("Anthropic message", (MessagesBody, LaneBody)),
     "/v1/messages/count_tokens": ("Tokens of an Anthropic message", (MessagesBody,)),
 }
 _PLAIN = {
@@ -47,6 +47,7 @@ def openapi_document() -> dict[str, Any]:
         paths[path] = {"post": _operation(summary, schema)}
     for path, summary in _PLAIN.items():
         paths[path] = {"get": _operation(summary, None)}
+    paths["/v1/responses/{id}"] = _kept_response()
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlx-isolate", "version": "1"},
@@ -64,6 +65,18 @@ def _operation(summary: str, schema: dict[str, Any] | None) -> dict[str, Any]:
         responses[status] = {"description": description, "content": error}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"summary": summary, "requestBody": body, "responses": responses}
+
+
+def _kept_response() -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    missing = {"404": {"description": "It is not kept here (any more)", "content": error}}
+    operations: dict[str, Any] = {
+        "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    }
+    for method, summary in {"get": "A kept response", "delete": "Forget a response"}.items():
+        operation = _operation(summary, None)
+        operations[method] = {**operation, "responses": {**operation["responses"], **missing}}
+    return operations
 
 
 def _error_schema() -> dict[str, Any]:

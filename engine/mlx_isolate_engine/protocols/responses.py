@@ -41,6 +41,7 @@ from mlx_isolate_engine.protocols.responses_request import (
 )
 from mlx_isolate_engine.protocols.transcript import Transcript
 from mlx_isolate_shared.errors import HttpError, RequestError
+from mlx_isolate_shared.response_id import make_response_id
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -122,7 +123,7 @@ def _head(
     builtins = msgspec.to_builtins
     form = asked.text.format if asked.text is not None else None
     return {
-        "id": f"resp_{call.unique}",
+        "id": make_response_id(call.unique, call.identity.model),
         "object": "response",
         "created_at": call.created,
         "model": call.identity.model,
