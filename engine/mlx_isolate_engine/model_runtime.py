@@ -64,6 +64,7 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
 
     from mlx_isolate_engine.cache.build import build_prompt_cache, check_settings, identify
     from mlx_isolate_engine.completion.service import ModelCompletionService
+    from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, RESPAWN_S
     from mlx_isolate_engine.generation.thread import GenerationThread
     from mlx_isolate_engine.model.adapters import AdapterRack
     from mlx_isolate_engine.model.load import load_model, warm_up
@@ -108,6 +109,7 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         load_adapters=load_adapters if settings.adapters else None,
         make_prompt_cache=make_prompt_cache,
         on_failure=on_failure,
+        rehearsal_s=REHEARSAL_S if start.incarnation == 1 else RESPAWN_S,
     )
     loaded = await thread.start()
     runtime.begin(thread, ModelCompletionService(thread, settings), loaded.facts)

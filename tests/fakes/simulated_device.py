@@ -18,6 +18,7 @@ from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import Deliveries, End, Outbox
 from mlx_isolate_engine.generation.plan import CompletionPlan, PromptPlan, SamplingPlan, TextPlan
+from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
 from mlx_isolate_engine.generation.ticket import Ticket
@@ -140,12 +141,12 @@ class SimulatedLane:
     Args:
         folder: where a tiny model's tokenizer is put.
         speed: of the device.
-        rehearsed: whether every shape has been run before, as on a GPU.
+        rehearsed: whether every shape has been run before, as on a GPU; a number = the seconds given.
         settings: the engine's, where they differ from the defaults.
     """
 
     def __init__(
-        self, folder: Path, speed: Speed, *, rehearsed: bool = False, **settings: Any
+        self, folder: Path, speed: Speed, *, rehearsed: bool | float = False, **settings: Any
     ) -> None:
         tokenizer = load_tiny(build_model(folder / "model", ModelSpec(kind="full"))).tokenizer
         size = len(tokenizer.get_vocab())
@@ -167,7 +168,7 @@ class SimulatedLane:
         )
         self.lane = ContinuousLane(parts, None)
         if rehearsed:
-            self.lane.rehearse(1 << 20)
+            self.lane.rehearse(1 << 20, REHEARSAL_S if rehearsed is True else rehearsed)
         self.rehearsal = list(self.model.passes)
         self.model.passes.clear()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_isolate_engine.generation.rehearsal import lives, widths
+from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
 
 MAX_STEP_S = 0.5
@@ -124,6 +124,13 @@ def test_a_rehearsal_ends_where_kernels_take_for_ever(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, slow, rehearsed=True)
     took = lane.rehearsal[-1].at - lane.rehearsal[0].at
     assert took < 90
+
+
+def test_an_engine_that_follows_a_dead_one_is_ready_soon(tmp_path: Path) -> None:
+    slow = Speed(tokens_per_s=100_000, pass_s=0.01, new_shape_s=0.5)
+    lane = SimulatedLane(tmp_path, slow, rehearsed=RESPAWN_S)
+    assert lane.rehearsal[-1].at - lane.rehearsal[0].at < RESPAWN_S + 2.0
+    assert (1, 1) in {(each.rows, each.width) for each in lane.rehearsal}
 
 
 def test_rehearsed_widths_stay_below_the_context() -> None:

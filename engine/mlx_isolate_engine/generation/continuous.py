@@ -20,7 +20,7 @@ from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import Adapters, EntryKind
-from mlx_isolate_engine.generation.rehearsal import Rehearsal
+from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, Rehearsal
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
 from mlx_isolate_engine.generation.sharing import SharedPrefills
@@ -92,15 +92,16 @@ class ContinuousLane:
         self._parked: dict[Ticket, Parked] = {}
         self._resuming: list[Parked] = []
 
-    def rehearse(self, length_max: int) -> None:
+    def rehearse(self, length_max: int, seconds_max: float = REHEARSAL_S) -> None:
         """Before anything else, on a GPU: run every shape once (see rehearsal.py).
 
         Args:
             length_max: tokens that the model takes.
+            seconds_max: no pass begins after so long.
         """
         sampler = self._family.samplers.make(SamplingPlan(temperature=0.7, top_p=0.9))
         Rehearsal(self._generator, self._pace, sampler, self._clock).run(
-            rows_max=self._rows_max, length_max=length_max
+            rows_max=self._rows_max, length_max=length_max, seconds_max=seconds_max
         )
 
     # -- what the thread asks and tells

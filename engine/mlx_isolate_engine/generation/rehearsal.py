@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # Begins nothing more after so long: an engine that answers slowly at first is better than none.
 REHEARSAL_S = 45.0
+# An engine that follows a dead one has clients waiting: what its commonest shapes take, no more.
+RESPAWN_S = 2.0
 # A pass that would take longer than this, by the rate of the ones before, is left out: where a
 # machine is so slow, its first passes cost nothing beside the others.
 PASS_S = 1.0
@@ -75,19 +77,20 @@ class Rehearsal:
         self._sampler = sampler
         self._clock = clock
 
-    def run(self, *, rows_max: int, length_max: int) -> None:
-        """Prefill in every width, then decode in batches of 16, 8, 4, 2 and 1 rows.
+    def run(self, *, rows_max: int, length_max: int, seconds_max: float = REHEARSAL_S) -> None:
+        """Decode in batches of 16, 8, 4, 2 and 1 rows, then prefill in every width.
 
         Args:
             rows_max: rows that a batch may have.
             length_max: tokens that the model takes.
+            seconds_max: no pass begins after so long.
         """
         began = self._clock.monotonic()
         self._decode(min(DECODE_ROWS, rows_max))
         for width in widths(self._pace.step_size, length_max):
             for _ in range(TURNS):
                 took_s = self._clock.monotonic() - began
-                if took_s > REHEARSAL_S or self._is_too_slow(width):
+                if took_s > seconds_max or self._is_too_slow(width):
                     break
                 self._prefill(width)
         mx.clear_cache()

@@ -29,7 +29,7 @@ from mlx_isolate_engine.generation.ports import (
     MakePromptCache,
     PromptCache,
 )
-from mlx_isolate_engine.generation.rehearsal import is_worthwhile
+from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, is_worthwhile
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
 from mlx_isolate_engine.generation.serial import SerialLane
@@ -73,6 +73,7 @@ class GenerationThread:
         make_prompt_cache: called on the generation thread after the load; None = no prompt cache.
         on_failure: called on the generation thread with the error that ended its loop; the
             default prints the traceback and ends the process with status 70.
+        rehearsal_s: how long a GPU may run shapes before it is ready.
         clock: for pacing and timings.
     """
 
@@ -85,6 +86,7 @@ class GenerationThread:
         load_adapters: LoadAdapters | None = None,
         make_prompt_cache: MakePromptCache | None = None,
         on_failure: Callable[[BaseException], None] = end_process,
+        rehearsal_s: float = REHEARSAL_S,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
@@ -94,6 +96,7 @@ class GenerationThread:
         self._adapters: Adapters | None = None
         self._make_prompt_cache = make_prompt_cache
         self._on_failure = on_failure
+        self._rehearsal_s = rehearsal_s
         self._clock = clock or SystemClock()
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -282,7 +285,7 @@ class GenerationThread:
         if draft is None and can_batch(self._settings, empty):
             lane = ContinuousLane(parts, padded_tokens_max(model))
             if is_worthwhile():
-                lane.rehearse(self._loaded.facts.context_length)
+                lane.rehearse(self._loaded.facts.context_length, self._rehearsal_s)
             self._lanes["continuous"] = lane
         else:
             self._lanes["serial"] = SerialLane(parts)
