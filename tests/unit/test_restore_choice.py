@@ -21,10 +21,22 @@ def test_a_fixed_mode_ignores_rates(mode: Mode) -> None:
 
 
 def test_without_rates_it_restores() -> None:
+    assert RestoreChoice("auto").choose(tokens_gained=1, size=10**12).reason == "no_rates_yet"
+
+
+def test_before_the_first_restore_a_plain_disk_is_assumed() -> None:
     choice = RestoreChoice("auto")
-    assert choice.choose(tokens_gained=1, size=10**12).reason == "no_rates_yet"
-    choice.note_prefill(1000, 1.0)
-    assert choice.choose(tokens_gained=1, size=10**12).restore
+    choice.note_prefill(25_000, 1.0)
+    # 32k tokens of an 8B model: 4.3 GB, or 1.3 s of a large GPU; of a 1B model: 1 GB.
+    assert choice.choose(tokens_gained=32_000, size=4_300_000_000).reason == "prefill_cheaper"
+    assert choice.choose(tokens_gained=32_000, size=1_000_000_000).reason == "restore_cheaper"
+
+
+def test_a_short_prompt_says_little_about_the_rate() -> None:
+    choice = RestoreChoice("auto")
+    choice.note_prefill(8000, 0.2)
+    choice.note_prefill(20, 0.02)
+    assert choice.prefill_tokens_per_s == pytest.approx(35_000, rel=0.1)
 
 
 def test_the_cheaper_way_is_taken() -> None:

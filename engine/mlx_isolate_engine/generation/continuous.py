@@ -103,6 +103,10 @@ class ContinuousLane:
         Rehearsal(self._generator, self._pace, sampler, self._clock).run(
             rows_max=self._rows_max, length_max=length_max, seconds_max=seconds_max
         )
+        if self._pace.is_measured:
+            # So that a restore can be weighed against a prefill from the first request on.
+            step = self._pace.step_size
+            self._reuse.note_prefill(step, self._pace.seconds(step))
 
     # -- what the thread asks and tells
 
