@@ -9,17 +9,25 @@ import random
 import selectors
 import signal
 import socket
+import tempfile
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from mlx_isolate_shared import wire
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.pool import Pool
+from mlx_isolate_supervisor.pool_limits import PoolLimits
 from mlx_isolate_supervisor.process import EngineProcess, Exit, ProcessListener
 from mlx_isolate_supervisor.projection import PROCESS_BYTES
+from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.status import SlotEvent
 from tests.fakes.statuses import FACTS
 
 PROGRESS_S = 0.5
@@ -256,6 +264,55 @@ class World:
         engine = SimulatedEngine(self, spec, incarnation, listener, self.fate(spec))
         self.engines.append(engine)
         return engine.process
+
+
+@asynccontextmanager
+async def simulated_pool(
+    loop: SimulatedLoop,
+    needs: Mapping[str, int],
+    limits: PoolLimits,
+    *,
+    settings: SlotSettings,
+    places: int = 2,
+    on_event: Callable[[SlotEvent], None] | None = None,
+) -> AsyncGenerator[tuple[Pool, World]]:
+    """A started pool of models that need so many bytes, each at least a process's.
+
+    Its engines are well and hold what they need, until the world is given another fate; afterwards
+    none may be left.
+    """
+    with tempfile.TemporaryDirectory(prefix="mi", dir="/tmp") as folder:
+        world = World(Path(folder), lambda spec: Fate(bytes=needs[spec.id]))
+        directory = RunDirectory.acquire(Path(folder) / "run")
+        specs = [
+            ModelSpec(
+                id=id,
+                model=f"/nowhere/{id}",
+                engine=EngineSettings(
+                    decode_concurrency=places, prompt_cache_bytes=need - PROCESS_BYTES
+                ),
+            )
+            for id, need in needs.items()
+        ]
+        pool = Pool(
+            specs,
+            command=EngineCommand(),
+            settings=settings,
+            run_directory=directory,
+            clock=loop,
+            on_event=on_event,
+            limits=limits,
+            source=world,
+            available_bytes=world.available_bytes,
+        )
+        pool.start()
+        try:
+            yield pool, world
+            await pool.stop(5.0)
+            assert world.alive == []
+        finally:
+            directory.release()
+            world.close()
 
 
 def pick(rng: random.Random, weighted: list[tuple[float, Any]]) -> Any:

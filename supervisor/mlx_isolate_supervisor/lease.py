@@ -60,6 +60,15 @@ class Admission(Protocol):
         """The id that clients use."""
         ...
 
+    @property
+    def sends_loading_state(self) -> bool:
+        """Whether streaming clients are told what they wait for."""
+        ...
+
+    def describe_wait(self) -> str:
+        """What a request that waits is waiting for, one line for its client."""
+        ...
+
     def keep_alive(self, idle_s: float) -> None:
         """Keep the model loaded for so long after its last request; 0 = not at all.
 

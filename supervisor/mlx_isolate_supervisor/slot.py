@@ -83,6 +83,25 @@ class Slot:
         """Load the model, if it is down; does not wait."""
         self.post(self._want_up)
 
+    @property
+    def sends_loading_state(self) -> bool:
+        """Whether streaming clients are told what they wait for."""
+        return self._machine.spec.send_loading_state
+
+    def describe_wait(self) -> str:
+        """What a request that waits is waiting for, one line for its client."""
+        machine, engine = self._machine, self._machine.crew.engine
+        name = machine.spec.id
+        if self._residence.reason is not None:
+            return f"{name} waits {self._residence.reason}"
+        if machine.state is State.READY:
+            return f"{len(self._line)} requests wait for a place in {name}"
+        if engine is not None and engine.loading is not None:
+            fraction = engine.loading.fraction
+            share = "" if fraction is None else f" {fraction:.0%}"
+            return f"{name} is loading: {engine.loading.stage}{share}"
+        return f"{name} is {machine.state}"
+
     def keep_alive(self, idle_s: float) -> None:
         """Stay loaded for so long after the last request, until another asks for something else.
 

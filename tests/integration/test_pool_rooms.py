@@ -290,3 +290,20 @@ def test_lower_limits_hold_at_once_without_a_restart() -> None:
             await rig.until_state("stopped", "c")
 
     run(main())
+
+
+def test_twenty_first_requests_of_a_slow_load_share_one_engine_at_a_time() -> None:
+    """One child is killed while it loads, and the first who asked has gone; all are served."""
+
+    async def main() -> None:
+        async with pool_rig({"a": {"load_s": 0.6}}, limits=ONE) as rig:
+            asking = [asyncio.create_task(rig.complete("a", chunks=1)) for _ in range(20)]
+            await rig.until_state("starting", "a")
+            asking[0].cancel()
+            rig.kill("a")
+            answers = await asyncio.gather(*asking[1:])
+            assert {answer.status for answer in answers} == {200}
+            assert rig.moves("a") == ["starting", "backoff", "starting", "ready"]
+            assert len(rig.records()) == 1
+
+    run(main())

@@ -166,14 +166,6 @@ def test_filters_of_a_model_reach_its_engine() -> None:
     assert (model.engine.strip_params, model.engine.set_params) == (("seed",), {"top_k": 5})
 
 
-def test_a_setting_without_effect_is_told() -> None:
-    assert settle({"--ttl": "5m", "--models-max": "1"}).warnings == ()
-    spec = ModelSpec(id="a", model="/m/a", send_loading_state=True)
-    file = FileLayer(path="f.yaml", values={}, models=(spec,), engine={}, groups=())
-    (told,) = settle(file=file, models=()).warnings
-    assert "sendLoadingState" in told
-
-
 def test_the_help_has_each_flag_under_one_heading() -> None:
     named = [name for names in TOPICS.values() for name in names]
     assert sorted(named) == sorted(flag.name for flag in FLAGS)

@@ -50,9 +50,14 @@ class RelayedAnswer(web.StreamResponse):
     def begin(self, body: bytes = b"") -> None:
         """Write the head, and the (first of the) body with it; both leave at once if they can.
 
+        Where the head is written already, the body follows it.
+
         Raises:
             ConnectionError: the client has gone.
         """
+        if self.is_begun:
+            self.add(body)
+            return
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has gone")
@@ -66,6 +71,22 @@ class RelayedAnswer(web.StreamResponse):
         transport.set_write_buffer_limits(high=0)
         transport.write(data)
         transport.set_write_buffer_limits(high, low)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether what is written has to be framed as chunks."""
+        return self._is_chunked
+
+    def add(self, data: bytes) -> None:
+        """Write more of the body, framed as the answer is.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        transport.write(data)
 
     def _client_head(self) -> bytes:
         request, head = self._request, self._engine_head

@@ -15,4 +15,10 @@ def error_event(error: HttpError, path: str) -> bytes:
     """One whole SSE event that tells a streaming client why its answer ends here."""
     if path.startswith(ANTHROPIC_PATHS):
         return anthropic_event(error)
-    return b"data: " + error.body() + b"\n\n"
+    return raw_error_event(error.body(), path)
+
+
+def raw_error_event(body: bytes, path: str) -> bytes:
+    """The same for the body of an error answer, which is one line of JSON."""
+    name = b"event: error\n" if path.startswith(ANTHROPIC_PATHS) else b""
+    return name + b"data: " + body + b"\n\n"

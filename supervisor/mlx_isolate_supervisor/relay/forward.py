@@ -10,6 +10,7 @@ from aiohttp import HttpVersion11, web
 from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
 from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
+from mlx_isolate_supervisor.relay.company import Company
 from mlx_isolate_supervisor.relay.edge import ENGINE_PATH, REQUEST_ID
 from mlx_isolate_supervisor.relay.error_wire import error_event
 from mlx_isolate_supervisor.relay.exchange import (
@@ -117,21 +118,29 @@ class Relay:
         assert task is not None
         self._running.add(task)
         self._observer.started(exchange)
+        company = Company(request, target.path, self._limits)
         try:
             with self._bodies.hold() as hold:
-                answer = await self._carry(target, request, exchange, hold)
+                answer = await self._carry(target, exchange, hold, company)
             exchange.status = answer.status
             await self._send_late(request, answer)
             return answer
         except HttpError as error:
             exchange.status, exchange.code = error.status, error.code
             exchange.outcome = "failed" if isinstance(error, EngineError) else "rejected"
+            if company.answer is not None:
+                exchange.status = company.answer.status
+                return company.end(error)
             raise
         except ConnectionError:
             exchange.outcome = "cancelled"
             raise
         except asyncio.CancelledError as error:
             exchange.outcome = "cancelled"
+            if company.answer is not None:
+                refusal = take_cancellation(request, error)
+                exchange.status, exchange.code = company.answer.status, refusal.code
+                return company.end(refusal)
             if request.writer.output_size and request.transport is not None:
                 # It was answered already, and has not been read: no second answer can follow.
                 request.transport.abort()
@@ -139,6 +148,7 @@ class Relay:
             exchange.status, exchange.code = refusal.status, refusal.code
             raise refusal from None
         finally:
+            company.stop()
             self._running.discard(task)
             exchange.ended_s = time.monotonic()
             self._observer.ended(exchange)
@@ -181,10 +191,13 @@ class Relay:
         return admission, body
 
     async def _carry(
-        self, target: Target, request: web.Request, exchange: Exchange, hold: BodyHold
+        self, target: Target, exchange: Exchange, hold: BodyHold, company: Company
     ) -> RelayedAnswer:
+        request = company.request
         admission, body = await self._admission(target, request, exchange, hold)
         head = request_head(request, exchange.path, exchange.request_id, len(body))
+        if exchange.stream and admission.sends_loading_state:
+            company.start(admission)
         tries = 0
         while True:
             tries += 1
@@ -205,9 +218,14 @@ class Relay:
                     continue
                 del body
                 hold.release()
+                company.stop()
                 if answer.status == 101:
                     return await conversation.upgrade(answer, self._limits, self._observer)
-                return await conversation.answer(answer, self._limits, self._observer)
+                if company.answer is not None and not company.may_continue(answer):
+                    return await conversation.tell(answer, company)
+                return await conversation.answer(
+                    answer, self._limits, self._observer, company.answer
+                )
             except (asyncio.CancelledError, ConnectionError):
                 conversation.outcome = "cancelled"
                 raise
@@ -289,6 +307,11 @@ def uncancel() -> None:
     task.uncancel()
 
 
+def _outcome_of(head: AnswerHead) -> Outcome:
+    """How an answer with this head ends, if all of it comes."""
+    return "answered" if head.status < 400 else "rejected" if head.status < 500 else "failed"
+
+
 class Conversation:
     """The answer's way from one engine to one client, and how it ends.
 
@@ -325,24 +348,41 @@ class Conversation:
         except (EngineGone, FramingError) as error:
             raise await self._reason(error) from None
 
+    async def tell(self, head: AnswerHead, company: Company) -> RelayedAnswer:
+        """Send what the engine answers as an event, behind comments that have committed a 200.
+
+        Raises:
+            EngineError: the engine failed meanwhile.
+        """
+        if head.length is None or head.length > ANSWER_WHOLE_BYTES_MAX:
+            raise await self._reason(FramingError("it is no event stream"))
+        try:
+            body = await self._connection.read_whole()
+        except (EngineGone, FramingError) as error:
+            raise await self._reason(error) from None
+        self.outcome = _outcome_of(head)
+        return company.end_with(body, is_error=head.status >= 400)
+
     async def answer(
-        self, head: AnswerHead, limits: RelayLimits, observer: RelayObserver
+        self,
+        head: AnswerHead,
+        limits: RelayLimits,
+        observer: RelayObserver,
+        begun: RelayedAnswer | None = None,
     ) -> RelayedAnswer:
-        """Send the client what the engine answers.
+        """Send the client what the engine answers, behind what has been `begun`.
 
         Raises:
             EngineError: the engine failed before the client was sent a byte.
         """
-        ended: Outcome = (
-            "answered" if head.status < 400 else "rejected" if head.status < 500 else "failed"
-        )
-        if head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
+        ended = _outcome_of(head)
+        if begun is None and head.length is not None and head.length <= ANSWER_WHOLE_BYTES_MAX:
             whole = await self._answer_whole(head)
             self._exchange.first_byte_s = time.monotonic()
             observer.first_byte(self._exchange)
             self.outcome = ended
             return whole
-        answer = RelayedAnswer(self._request, head)
+        answer = begun or RelayedAnswer(self._request, head)
 
         def on_first() -> None:
             self._exchange.first_byte_s = time.monotonic()

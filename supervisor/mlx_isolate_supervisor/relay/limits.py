@@ -46,6 +46,10 @@ class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):
         client_stall_s: longest time in which a client reads nothing of an answer. An engine
             cancels such a request by itself (`stall_timeout_s`), so this lies above that and
             only ends what a stalled client would hold in the supervisor.
+        loading_look_s: how long a request waits before its client is kept company
+            (`sendLoadingState`), and how often there may be news; a refusal that comes before
+            the first comment is a plain status.
+        loading_silence_s: how long that may say nothing.
     """
 
     body_bytes_max: int = 64 * MIB
@@ -55,3 +59,5 @@ class RelayLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_total_s: float = 300.0
     keep_alive_s: float = 75.0
     client_stall_s: float = 90.0
+    loading_look_s: float = 1.0
+    loading_silence_s: float = 15.0

@@ -13,7 +13,6 @@ from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec, ServeSettings
 from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, FLAGS, Flag
 from mlx_isolate_supervisor.settings.models import check_unique
-from mlx_isolate_supervisor.settings.pending import pending_sentences
 from mlx_isolate_supervisor.settings.quantities import Share
 
 # Of the machine's memory, what engines may use together; and of that, their prompt caches.
@@ -111,7 +110,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         engine=engine,
         origins=origins,
         api_key_file=None if api_key_file is None else str(api_key_file),
-        warnings=_unknown_variables(layers.environment) + pending_sentences(settings),
+        warnings=_unknown_variables(layers.environment),
     )
 
 

@@ -41,8 +41,7 @@ times `90`, `90s` or `5m`. Switches are turned off by `--no-…`. In the environ
 `true` or `false`, and several values are separated by commas. `HF_HOME`, `HF_TOKEN` and \
 `HF_HUB_OFFLINE` are honoured.
 
-In this version `sendLoadingState` is understood and checked, and has no effect yet; a start that \
-sets it says so. What `--models-max`, `--memory-budget-gb`, `--ttl` and `groups` do is told in \
+What `--models-max`, `--memory-budget-gb`, `--ttl` and `groups` do is told in \
 [operations.md](operations.md#several-models).
 """
 

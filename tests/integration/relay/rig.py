@@ -213,6 +213,7 @@ class FakeSlot:
         death_known: `death()` waits until this is set.
         refusal: raised by `admit` instead of giving a lease.
         kept_alive: what requests asked for, in seconds.
+        sends_loading_state, waits_for: what streaming clients are told while they wait.
     """
 
     def __init__(self, model_id: str, engine: ScriptedEngine) -> None:
@@ -232,6 +233,12 @@ class FakeSlot:
         self.leases: list[FakeLease] = []
         self.released: asyncio.Queue[Outcome] = asyncio.Queue()
         self.kept_alive: list[float] = []
+        self.sends_loading_state = False
+        self.waits_for = "m is loading"
+
+    def describe_wait(self) -> str:
+        """See `lease.Admission`."""
+        return self.waits_for
 
     def keep_alive(self, idle_s: float) -> None:
         """See `lease.Admission`."""

@@ -1,0 +1,52 @@
+"""After the end of a large engine the next load waits for its memory, but not for ever."""
+
+import asyncio
+
+import pytest
+
+from mlx_isolate_supervisor.pool_limits import PoolLimits
+from mlx_isolate_supervisor.residency import RETURN_LIMIT_S
+from mlx_isolate_supervisor.slot_settings import SlotSettings
+from tests.simulation import SimulatedLoop, simulate, simulated_pool
+
+GB = 1_000_000_000
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 6.0, 600.0])
+def test_a_load_waits_for_the_memory_of_the_one_before_within_limits(lag_s: float) -> None:
+    async def main(loop: SimulatedLoop) -> None:
+        limits = PoolLimits(models_max=1)
+        needs = {"a": 8 * GB, "b": 8 * GB}
+        async with simulated_pool(loop, needs, limits, settings=SlotSettings()) as (pool, world):
+            world.memory_bytes, world.return_lag_s = 12 * GB, lag_s
+            (await pool.find("a").admit("1")).release("answered")
+            # It is looked at now and then how much is free beside a large engine.
+            await asyncio.sleep(2.0)
+            world.alive[0].end("SIGKILL")
+            began = loop.time()
+            # Its respawn waits as any load does.
+            asking = asyncio.create_task(pool.find("a").admit("2"))
+            await asyncio.sleep(0.5)
+            if lag_s:
+                [status] = [status for status in pool.snapshot() if status.id == "a"]
+                assert status.waits_for == "until the memory of a has come back"
+            (await asking).release("answered")
+            waited_s = loop.time() - began - 1.0
+            assert min(lag_s, RETURN_LIMIT_S) - 0.1 <= waited_s <= min(lag_s, RETURN_LIMIT_S) + 1.0
+
+    simulate(main)
+
+
+def test_a_load_that_has_room_anyway_does_not_wait() -> None:
+    async def main(loop: SimulatedLoop) -> None:
+        needs = {"a": 8 * GB, "b": 2 * GB}
+        limits = PoolLimits(models_max=1)
+        async with simulated_pool(loop, needs, limits, settings=SlotSettings()) as (pool, world):
+            world.memory_bytes, world.return_lag_s = 13 * GB, 600.0
+            (await pool.find("a").admit("1")).release("answered")
+            await asyncio.sleep(2.0)
+            began = loop.time()
+            (await pool.find("b").admit("2")).release("answered")
+            assert loop.time() - began < 3.0
+
+    simulate(main)
