@@ -82,7 +82,9 @@ def test_a_verdict_shows_what_was_measured_and_allowed() -> None:
     )
 
 
-@pytest.mark.parametrize("pid", [None, os.getpid(), os.getppid()])
+@pytest.mark.parametrize(
+    "pid", [None, os.getpid(), os.getppid()], ids=["none", "ourselves", "our parent"]
+)
 def test_a_process_that_is_no_child_of_the_supervisor_is_never_signalled(pid: int | None) -> None:
     with pytest.raises(CannotRun):
         child_of(os.getpid(), pid)
