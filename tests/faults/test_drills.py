@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,17 @@ from mlx_isolate_supervisor.drills.record import DrillReport
 from mlx_isolate_supervisor.drills.runner import run_drills
 from mlx_isolate_supervisor.drills.stage import StagePlan
 from mlx_isolate_supervisor.drills.throwaway import OwnPlan
-from tests.running_daemon import FAKE, ROOT, RunningDaemon, fake_model, read_until, run_command
+from tests.running_daemon import (
+    FAKE,
+    REAL,
+    ROOT,
+    RunningDaemon,
+    environment,
+    fake_model,
+    read_until,
+    run_command,
+)
+from tests.waiting import wait_for
 
 # A pace at which a stream is in its middle when the drill acts.
 PACE = {"fake": {"interval_s": 0.01}}
@@ -99,6 +113,32 @@ def test_a_throw_away_daemon_leaves_nothing(fake_plan: OwnPlan, tmp_path: Path) 
     assert seen and homes
     assert not any(psutil.pid_exists(pid) for pid in seen)
     assert not homes[0].exists()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mi") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drill_that_is_ended_takes_its_daemon_along(
+    number: signal.Signals, full_model: Path, tmp_path: Path, short_folder: Path
+) -> None:
+    command = [*REAL, "drill", "kill", "--own", "--model", str(full_model)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(tmp_path, {"TMPDIR": str(short_folder)}),
+        stdout=subprocess.DEVNULL,
+    ) as drilling:
+        of_drill = psutil.Process(drilling.pid)
+        wait_for(lambda: of_drill.children(recursive=True)[1:], 20, "its daemon has an engine")
+        below = of_drill.children(recursive=True)
+        drilling.send_signal(number)
+        assert drilling.wait(30) == exit_codes.CUT_BASE + number
+    assert not [child for child in below if child.is_running()]
+    assert not list(short_folder.glob("mi-drill-*"))
 
 
 @pytest.fixture

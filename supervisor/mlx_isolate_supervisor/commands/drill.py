@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -56,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     """Do the drills; 0 = every promise kept, 1 = one was broken, 4 = one could not be run."""
     drills = list(DRILLS.values()) if EVERY in args.names else [DRILLS[n] for n in args.names]
     plan = _plan(args, drills)
-    reports = asyncio.run(_run(drills, plan, args.repeat, quiet=args.json))
+    reports = asyncio.run(_run_to_end(drills, plan, args.repeat, quiet=args.json))
+    if reports is None:
+        return exit_codes.CUT_BASE + signal.SIGTERM
     result = overall(reports)
     if args.json:
         shown = {"result": result, "drills": reports}
@@ -67,14 +71,37 @@ def run(args: argparse.Namespace) -> int:
     return _STATUS[result]
 
 
+async def _run_to_end(
+    drills: list[Drill], plan: StagePlan, repeat: int, *, quiet: bool
+) -> list[DrillReport] | None:
+    """The reports; None where a SIGTERM came first. No throw-away daemon is left either way."""
+    running = asyncio.create_task(_run(drills, plan, repeat, quiet=quiet))
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def stop() -> None:
+        told.set()
+        running.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if not told.is_set():
+            raise
+        return None
+
+
 async def _run(
     drills: list[Drill], plan: StagePlan, repeat: int, *, quiet: bool
 ) -> list[DrillReport]:
     reports: list[DrillReport] = []
-    async for report in run_drills(drills, plan, repeat):
-        reports.append(report)
-        if not quiet:
-            print("\n".join(report_lines(report)), end="\n\n", flush=True)
+    # Closed at once where this is cancelled: whatever it holds is removed then.
+    async with contextlib.aclosing(run_drills(drills, plan, repeat)) as done:
+        async for report in done:
+            reports.append(report)
+            if not quiet:
+                print("\n".join(report_lines(report)), end="\n\n", flush=True)
     return reports
 
 

@@ -1,7 +1,7 @@
 """Runs drills one after another, each as often as asked, and judges what they share."""
 
 import statistics
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import aiohttp
 import psutil
@@ -14,7 +14,7 @@ from mlx_isolate_supervisor.drills.stage import Stage, StagePlan
 
 async def run_drills(
     drills: Sequence[Drill], plan: StagePlan, repeat: int = 1
-) -> AsyncIterator[DrillReport]:
+) -> AsyncGenerator[DrillReport]:
     """Do each drill `repeat` times; a report for each time, as soon as there is one."""
     stage = Stage(plan)
     try:

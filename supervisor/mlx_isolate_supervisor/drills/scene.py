@@ -165,18 +165,24 @@ class Scene:
         return found
 
     async def standby_prepared(self) -> set[int]:
-        """Wait until the spare engines are prepared for this model; their pids (of none: empty)."""
+        """Wait until the spare engines are prepared; the pids of those prepared for this model."""
 
         def prepared(status: Status) -> bool:
             spares = status.supervisor.standbys
-            return all(spare.is_prepared and spare.model == self.model_id for spare in spares)
+            # Beside other models they may be meant for one of those.
+            is_alone = len(status.models) == 1
+            return all(
+                spare.is_prepared and (not is_alone or spare.model == self.model_id)
+                for spare in spares
+            )
 
         try:
             async with asyncio.timeout(STANDBY_DEADLINE_S):
                 status = await poll_answer(self.status, prepared)
         except TimeoutError:
             return set()
-        return {spare.pid for spare in status.supervisor.standbys}
+        spares = status.supervisor.standbys
+        return {spare.pid for spare in spares if spare.model == self.model_id}
 
     # Acting
 
