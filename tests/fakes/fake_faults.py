@@ -90,6 +90,8 @@ class RequestFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         error_event: send a `data: {"error": ...}` event and end.
         echo: answer with the request line, headers and body as JSON.
         content_length: with echo: False answers with chunked coding.
+        hang_up: afterwards close the connection, which looks kept: `idle` = at once, `next` = when
+            another request has come, which is not read.
         raw_headers: further response headers.
     """
 
@@ -109,6 +111,7 @@ class RequestFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     error_event: bool = False
     echo: bool = False
     content_length: bool = True
+    hang_up: Literal["idle", "next"] | None = None
     raw_headers: tuple[tuple[str, str], ...] = ()
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -90,6 +90,15 @@ def plain(status: int, value: object, extra: tuple[tuple[str, str], ...] = ()) -
     return head(status, headers) + body
 
 
+def asked_faults(body: bytes) -> RequestFaults:
+    """What a request body asks for; nothing where it asks for nothing or is no object."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return RequestFaults()
+    return msgspec.convert(value.get("fake", {}) if isinstance(value, dict) else {}, RequestFaults)
+
+
 class Close(Exception):
     """Close the connection without ending the answer."""
 
@@ -109,6 +118,9 @@ class Service:
                 if request.header("upgrade") == "websocket" and "/ws" in request.target:
                     await self._upgrade(request, reader, writer)
                     break
+                if asked_faults(request.body).hang_up is not None:
+                    # Nothing that comes behind this request may be read.
+                    cast(asyncio.Transport, writer.transport).pause_reading()
                 answer = asyncio.ensure_future(self._answer(request, writer))
                 gone = asyncio.ensure_future(reader.read(1))
                 await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,12 +133,26 @@ class Service:
                 gone.cancel()
                 # The reader stays taken until the cancelled task has run.
                 await asyncio.wait({gone})
-                if request.header("connection") == "close":
+                if request.header("connection") == "close" or await self._hangs_up(request, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, Close):
             pass
         finally:
             writer.close()
+
+    async def _hangs_up(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection is to be closed now, as its own idle timeout would."""
+        hang_up = asked_faults(request.body).hang_up
+        if hang_up == "next":
+            waiting = os.dup(writer.get_extra_info("socket").fileno())
+            loop, came = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(waiting, came.set)
+            try:
+                await came.wait()
+            finally:
+                loop.remove_reader(waiting)
+                os.close(waiting)
+        return hang_up is not None
 
     async def _upgrade(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
