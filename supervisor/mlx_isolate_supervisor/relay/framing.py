@@ -42,6 +42,10 @@ def _one_event_starts() -> tuple[bytes, ...]:
 
 
 ONE_EVENT_STARTS: tuple[bytes, ...] = _one_event_starts()
+# The two ends of a piece as slices: to cut and compare takes half the time of `startswith`, which
+# parses its arguments by a format.
+ONE_EVENT_HEADS = tuple(slice(len(start)) for start in ONE_EVENT_STARTS)
+ONE_EVENT_TAIL = slice(-len(ONE_EVENT_END), None)
 
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\x00-\x1f\x7f]*))?")
 _HEADER_LINE = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")

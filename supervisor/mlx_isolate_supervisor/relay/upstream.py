@@ -13,7 +13,9 @@ from typing import Protocol, cast
 from mlx_isolate_supervisor.relay.framing import (
     ONE_EVENT_BYTES_MAX,
     ONE_EVENT_END,
+    ONE_EVENT_HEADS,
     ONE_EVENT_STARTS,
+    ONE_EVENT_TAIL,
     AnswerHead,
     Body,
     ChunkedBody,
@@ -304,8 +306,8 @@ class EngineConnection(asyncio.Protocol):
             size = len(data)
             if (
                 size < ONE_EVENT_BYTES_MAX
-                and data.endswith(ONE_EVENT_END)
-                and data.startswith(ONE_EVENT_STARTS[size])
+                and data[ONE_EVENT_TAIL] == ONE_EVENT_END
+                and data[ONE_EVENT_HEADS[size]] == ONE_EVENT_STARTS[size]
             ):
                 write(data)
                 self._single_events += 1
