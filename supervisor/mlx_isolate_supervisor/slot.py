@@ -532,7 +532,9 @@ class Slot:
         cutoff_s = self._residence.cutoff_s
         if cutoff_s is not None and not self._has_claimant():
             return
-        while self._has_place() and (engine := self._machine.crew.engine) is not None:
+        while len(self._line) and self._has_place():
+            engine = self._machine.crew.engine
+            assert engine is not None
             lease = self._line.grant_first(partial(self._make_lease, engine))
             if lease is None:
                 return

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Self
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -68,7 +67,10 @@ def read_idle_s(fields: RoutingFields) -> float | None:
 
 
 class BodyHold:
-    """The bytes that one request counts against the budget of all bodies."""
+    """The bytes that one request counts against the budget of all bodies.
+
+    As a context manager, it is released at the end in any case.
+    """
 
     __slots__ = ("_budget", "_held")
 
@@ -97,6 +99,14 @@ class BodyHold:
         self._budget.held -= self._held
         self._held = 0
 
+    def __enter__(self) -> Self:
+        """Nothing is held yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release it."""
+        self.release()
+
 
 class BodyBudget:
     """How many bytes of bodies are held, of how many that may be.
@@ -109,14 +119,9 @@ class BodyBudget:
         self.bytes_max = bytes_max
         self.held = 0
 
-    @contextmanager
-    def hold(self) -> Generator[BodyHold]:
-        """A hold that is released at the end in any case."""
-        hold = BodyHold(self)
-        try:
-            yield hold
-        finally:
-            hold.release()
+    def hold(self) -> BodyHold:
+        """A hold on nothing yet."""
+        return BodyHold(self)
 
 
 def check_head(request: web.Request, limits: RelayLimits) -> None:

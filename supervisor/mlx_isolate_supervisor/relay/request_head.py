@@ -1,5 +1,7 @@
 """The head of a request as an engine gets it: the client's end-to-end headers, framed anew."""
 
+import functools
+
 from aiohttp import HttpVersion11, web
 
 from mlx_isolate_supervisor.relay.framing import HOP_BY_HOP
@@ -46,7 +48,7 @@ def request_head(request: web.Request, engine_path: str, request_id: str, body_b
     """Request line and headers with the closing blank line; the query is kept as it came."""
     query = request.rel_url.raw_query_string
     target = f"{engine_path}?{query}" if query else engine_path
-    named = {token.encode() for token in _connection_tokens(request)}
+    named = frozenset(token.encode() for token in _connection_tokens(request))
     lines = [
         f"{request.method} {target} HTTP/1.1".encode(),
         b"Host: engine",
@@ -64,6 +66,11 @@ def request_head(request: web.Request, engine_path: str, request_id: str, body_b
     return b"\r\n".join(lines)
 
 
-def _connection_tokens(request: web.Request) -> set[str]:
-    value = ",".join(request.headers.getall("Connection", ()))
-    return {token.strip().lower() for token in value.split(",")}
+def _connection_tokens(request: web.Request) -> frozenset[str]:
+    values = request.headers.getall("Connection", ())
+    return _split_tokens(",".join(values)) if values else frozenset()
+
+
+@functools.lru_cache(maxsize=64)
+def _split_tokens(value: str) -> frozenset[str]:
+    return frozenset(token.strip().lower() for token in value.split(","))
