@@ -152,6 +152,7 @@ class SimulatedLane:
         size = len(tokenizer.get_vocab())
         chosen = EngineSettings(**settings)
         self.clock = _Clock()
+        self.counters = Counters()
         self.model = _Model(speed, self.clock, size)
         self._deliveries = _Deliveries(self.clock)
         empty = make_prompt_cache(self.model)  # pyright: ignore[reportArgumentType]
@@ -162,7 +163,7 @@ class SimulatedLane:
             family=ModelFamily(tokenizer, size),
             settings=chosen,
             reuse=PrefixReuse(None, empty, chosen),
-            counters=Counters(),
+            counters=self.counters,
             deliveries=self._deliveries,
             clock=self.clock,
         )

@@ -11,6 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
+from schemathesis.core import NotSet
 
 from tests.engine_process import REAL, EngineProcess
 from tests.material.models import ModelSpec
@@ -38,7 +39,7 @@ def engine(model_folder: Callable[[ModelSpec], Path]) -> Iterator[EngineProcess]
 
 def send(engine: EngineProcess, case: Case) -> RawResponse:
     body = case.body
-    if isinstance(body, schemathesis.core.NotSet):
+    if isinstance(body, NotSet):
         body = None
     elif not isinstance(body, bytes):
         body = json.dumps(body).encode()
@@ -67,7 +68,7 @@ def fuzz_operation(engine: EngineProcess, operation: Any, examples: int) -> int:
         deadline=None,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(case=st.one_of(modes))
     def one(case: Case) -> None:

@@ -136,7 +136,10 @@ class Rig:
         """Until every completion has left every place that counts one."""
         counters = self.thread.counters
         await wait_until(
-            lambda: (counters.active, counters.queued, self.service.places_taken) == (0, 0, 0),
+            lambda: (
+                (counters.active, counters.queued, counters.coming, self.service.places_taken)
+                == (0, 0, 0, 0)
+            ),
             IDLE_DEADLINE_S,
             "all counters at zero",
         )

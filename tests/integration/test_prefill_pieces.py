@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_isolate_engine.generation.continuous import COALESCE_S
 from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
 
@@ -53,6 +54,41 @@ def test_a_crowd_of_short_prompts_joins_in_one_pass(tmp_path: Path) -> None:
     lane.finish(*asked)
     assert lane.prefills == [(4, 13)]
     assert max(each.first_token_s for each in asked) < 0.02
+
+
+def test_who_comes_waits_a_moment_for_those_who_are_being_prepared(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    lane.counters.coming = 2
+    first = lane.ask(14)
+    assert lane.lane.wait_s() == pytest.approx(COALESCE_S)
+    lane.step()
+    lane.counters.coming = 0
+    asked = [first, lane.ask(14), lane.ask(14)]
+    assert lane.lane.wait_s() == 0
+    lane.finish(*asked)
+    assert lane.prefills == [(3, 13)]
+
+
+def test_nobody_waits_longer_than_a_moment_for_who_never_comes(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    lane.counters.coming = 1
+    asked = lane.ask(14)
+    lane.clock.now += COALESCE_S
+    assert lane.lane.wait_s() == 0
+    lane.finish(asked)
+    assert lane.prefills == [(1, 13)]
+
+
+def test_streams_go_on_while_others_wait_for_company(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    stream = lane.ask(8, 1000)
+    lane.finish(lane.ask(2))
+    lane.counters.coming = 1
+    lane.ask(14)
+    assert lane.lane.wait_s() == 0
+    said = len(stream.texts)
+    lane.step()
+    assert len(stream.texts) == said + 1
 
 
 def test_the_second_half_of_a_crowd_does_not_wait_for_the_first_ones_tokens(

@@ -16,6 +16,8 @@ from mlx_isolate_shared.errors import EngineError
 class AdmittedCompletion:
     """Implements `PreparedCompletion`: holds one place until it is executed or closed.
 
+    Counted as coming by whoever made it, until then.
+
     Args:
         plan: what to run.
         thread: where to run it.
@@ -36,6 +38,7 @@ class AdmittedCompletion:
         self._stall_timeout_s = settings.stall_timeout_s
         self._release: Callable[[], None] | None = release
         self._is_started = False
+        self._is_coming = True
         self._sink_since: float | None = None
 
     @property
@@ -47,6 +50,7 @@ class AdmittedCompletion:
         """See `PreparedCompletion.execute`."""
         assert not self._is_started and self._release is not None, "a completion runs once"
         self._is_started = True
+        self._arrive()  # first: nobody needs to wait for it once it can be seen
         self._thread.submit(self._ticket)
         limit = asyncio.timeout(None)
         try:
@@ -93,7 +97,13 @@ class AdmittedCompletion:
                 case EngineError():
                     raise end
 
+    def _arrive(self) -> None:
+        if self._is_coming:
+            self._is_coming = False
+            self._thread.counters.coming -= 1
+
     def _give_back(self) -> None:
+        self._arrive()
         if self._release is not None:
             release, self._release = self._release, None
             release()

@@ -87,9 +87,11 @@ class ModelCompletionService:
     async def prepare(self, request: CompletionRequest) -> PreparedCompletion:
         """See `CompletionService.prepare`."""
         self._take_place()
+        self._thread.counters.coming += 1
         try:
             plan = await self._plan(request)
         except BaseException:
+            self._thread.counters.coming -= 1
             self._give_place_back()
             raise
         return AdmittedCompletion(plan, self._thread, self._settings, self._give_place_back)

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 # Share of max_step_s that a step may spend on reading cached prefixes from disk.
 RESTORE_SHARE = 0.3
+# Who has come waits so long for those who are being prepared, to join with them: joining one by one
+# costs everybody some passes of the model each time.
+COALESCE_S = 0.025
 # A piece of prefill longer than this waits until prompts that have just run have their first token.
 HOLD_OVER_S = 0.01
 # Steps in a row that prefill may wait so; without a limit a stream of chats would stop it.
@@ -114,6 +117,19 @@ class ContinuousLane:
         """See `Lane.has_work`."""
         running = self._prefilling or self._decoding or self._restoring
         return bool(running or self._waiting or self._resuming)
+
+    def wait_s(self) -> float:
+        """See `Lane.wait_s`."""
+        if self._prefilling or self._decoding or self._restoring or self._resuming:
+            return 0.0
+        return self._company_due_s()
+
+    def _company_due_s(self) -> float:
+        """How long those who wait should go on waiting for those who are being prepared."""
+        if not self._counters.coming or len(self._waiting) >= self._prompts_max:
+            return 0.0
+        first = min((row.submitted_at for row in self._waiting), default=0.0)
+        return max(0.0, first + COALESCE_S - self._clock.monotonic())
 
     def submit(self, ticket: Ticket) -> None:
         """See `Lane.submit`."""
@@ -209,7 +225,7 @@ class ContinuousLane:
             running += 1
         if self._shared:
             self._shared.forget_ended(self._everybody())
-        if not self._waiting:
+        if not self._waiting or self._company_due_s() > 0:
             return
         for row in self._choose():
             self._counters.active += 1

@@ -6,11 +6,13 @@ from mlx_isolate_engine.generation.plan import EndKind
 class Counters:
     """Plain integers with one writer each, so that a reader needs no lock.
 
-    `submitted` is written by the event loop, everything else by the generation thread.
+    `submitted` and `coming` (completions that are being prepared and not yet submitted) are written
+    by the event loop, everything else by the generation thread.
     """
 
     def __init__(self) -> None:
         self.submitted = 0
+        self.coming = 0
         self.ended = 0
         self.active = 0
         self.prompt_tokens = 0

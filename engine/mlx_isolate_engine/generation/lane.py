@@ -48,6 +48,10 @@ class Lane(Protocol):
         """Whether a step would do anything."""
         ...
 
+    def wait_s(self) -> float:
+        """How long a step may wait for more to come, in seconds; 0 = it has something to do."""
+        ...
+
     def submit(self, ticket: Ticket) -> None:
         """A new completion waits for its turn."""
         ...

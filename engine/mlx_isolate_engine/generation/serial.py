@@ -59,6 +59,10 @@ class SerialLane:
         """See `Lane.has_work`."""
         return bool(self._ready or self._waiting)
 
+    def wait_s(self) -> float:
+        """See `Lane.wait_s`: one row at a time gains nothing by waiting."""
+        return 0.0
+
     def submit(self, ticket: Ticket) -> None:
         """See `Lane.submit`."""
         self._waiting.append(Row(ticket, self._parts.family, self._parts.clock))

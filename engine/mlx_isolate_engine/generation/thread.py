@@ -307,7 +307,13 @@ class GenerationThread:
             message = self._inbox.get()
             self._set_idle(False)
         elif self._inbox.empty():
-            return True
+            wait_s = min(lane.wait_s() for lane in self._lanes.values() if lane.has_work())
+            if wait_s <= 0:
+                return True
+            try:
+                message = self._inbox.get(timeout=wait_s)
+            except queue.Empty:
+                return True
         else:
             message = self._inbox.get_nowait()
         while True:
