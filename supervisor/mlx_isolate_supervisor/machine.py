@@ -4,34 +4,30 @@ Every method is called as a message of its slot, which makes the machine the sin
 it holds. It never waits: what takes time comes back as a message through `post`.
 """
 
-import random
 import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
 from mlx_isolate_shared import wire
-from mlx_isolate_shared.clock import Clock
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor import causes
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.crew import Crew
-from mlx_isolate_supervisor.footprints import FootprintBook, footprint_key
+from mlx_isolate_supervisor.footprints import footprint_key
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
-from mlx_isolate_supervisor.memory import available_bytes
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
 from mlx_isolate_supervisor.overlap import has_room_for_two
 from mlx_isolate_supervisor.process import EngineProcess, Exit
-from mlx_isolate_supervisor.residency import RETURN_BYTES_MIN, Residency
+from mlx_isolate_supervisor.residency import RETURN_BYTES_MIN
 from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completion, judge
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.spawner import EngineSource
+from mlx_isolate_supervisor.slot_context import SlotContext, SlotSide
 from mlx_isolate_supervisor.status import Failure, LastExit, LoadStep, SlotEvent, Transition
 from mlx_isolate_supervisor.timers import Timers
 
@@ -44,54 +40,6 @@ FILES_LOOK_S = 0.2
 # After more deaths in a row than this a model's engines are spawned afresh: a crash loop must not
 # eat the spare that another model may need.
 STANDBY_STREAK_MAX = 1
-
-
-class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What all slots of a supervisor share.
-
-    Attributes:
-        on_event: told about every transition and load step; must not block or raise.
-        jitter: a random number in -1..1 for the restart delay.
-        available_bytes: memory that is free for another engine; None if unknown.
-        source: where engine processes come from.
-        residency: who may be loaded.
-        need_bytes: what an engine of a model will hold.
-        footprints: what engines held in earlier runs.
-    """
-
-    settings: SlotSettings
-    source: EngineSource
-    residency: Residency
-    need_bytes: Callable[[ModelSpec], int]
-    footprints: FootprintBook
-    clock: Clock
-    on_event: Callable[[SlotEvent], None] | None = None
-    jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
-    available_bytes: Callable[[], int | None] = available_bytes
-
-
-class SlotSide(Protocol):
-    """What the machine needs of its slot."""
-
-    def post(self, message: Callable[[], object]) -> None:
-        """Put a message into the mailbox."""
-        ...
-
-    def refuse_failed(self) -> None:
-        """Refuse everybody who waits; on the way into FAILED."""
-        ...
-
-    def note_ready(self) -> None:
-        """An engine has become ready."""
-        ...
-
-    def ask_room(self) -> bool:
-        """Whether an engine may be started now; else `take_room` or `miss_room` follows."""
-        ...
-
-    def has_space_beside(self) -> bool:
-        """Whether the memory budget allows a second engine."""
-        ...
 
 
 class Machine:

@@ -9,13 +9,13 @@ from mlx_isolate_supervisor import memory
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.footprints import FootprintBook, footprint_key
 from mlx_isolate_supervisor.logs import log_event
-from mlx_isolate_supervisor.machine import SlotContext
 from mlx_isolate_supervisor.pool_limits import PoolLimits
 from mlx_isolate_supervisor.projection import need_bytes
 from mlx_isolate_supervisor.residency import Residency
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slot import Slot
+from mlx_isolate_supervisor.slot_context import SlotContext
 from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.spawner import EngineSource, Spawner
 from mlx_isolate_supervisor.standby import SPARE_BYTES, Standbys, Surroundings
@@ -77,6 +77,7 @@ class Pool:
                 demands=self._demands,
                 is_loading=lambda: any(slot.is_loading for slot in self._slots),
                 has_room=lambda: self._residency.has_space(SPARE_BYTES),
+                on_gone=lambda: self._residency.note_change(),
             ),
             standby,
         )

@@ -5,7 +5,6 @@ after the other; nothing else changes a slot or its machine. Implements `lease.A
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,14 +13,13 @@ from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor import causes
 from mlx_isolate_supervisor.admission import SlotLease, Waiter, WaitingLine
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.idle import idle_limit_s
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lease import Lease, Outcome
 from mlx_isolate_supervisor.lifecycle import State
+from mlx_isolate_supervisor.lodging import Lodging
 from mlx_isolate_supervisor.logs import log_failure
-from mlx_isolate_supervisor.machine import Machine, SlotContext
-from mlx_isolate_supervisor.residency import Tenancy
-from mlx_isolate_supervisor.settings.quantities import show_seconds
+from mlx_isolate_supervisor.machine import Machine
+from mlx_isolate_supervisor.slot_context import SlotContext
 from mlx_isolate_supervisor.standby_plan import Demand
 from mlx_isolate_supervisor.status import ModelStatus
 
@@ -36,7 +34,6 @@ class Slot:
     """One model's slot. Call `start` on the event loop before anything else."""
 
     def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
-        self._context = context
         self._settings = context.settings
         self._now = context.clock.monotonic
         self._mailbox: deque[Callable[[], object]] = deque()
@@ -46,16 +43,15 @@ class Slot:
         self._is_over = False
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
-        # Callers of `ensure_ready` that still wait.
-        self._loads = 0
-        self._was_refused = False
-        self._used_s = self._now()
-        self._asked_idle_s: float | None = None
-        self._idle_limit_s: float | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._residence = context.residency.enter(self)
         self._machine = Machine(spec, context, self)
-        self._take_limits()
+        self._lodging = Lodging(
+            self._machine,
+            self._line,
+            context,
+            post=self.post,
+            has_callers=lambda: bool(self._conditions),
+        )
+        self._residence = self._lodging.residence
 
     def __repr__(self) -> str:
         """Id, state, engine and who waits."""
@@ -81,7 +77,7 @@ class Slot:
 
     def want_up(self) -> None:
         """Load the model, if it is down; does not wait."""
-        self.post(self._want_up)
+        self.post(self._lodging.want_up)
 
     @property
     def sends_loading_state(self) -> bool:
@@ -107,11 +103,11 @@ class Slot:
 
         0 = unload once idle, infinite = stay. An unload forgets it.
         """
-        self.post(partial(self._keep_alive, idle_s))
+        self.post(partial(self._lodging.keep_alive, idle_s))
 
     def take_limits(self) -> None:
         """The limits of the pool have changed."""
-        self.post(self._take_limits)
+        self.post(self._lodging.take_limits)
 
     async def admit(self, request_id: str) -> Lease:
         """Wait in line for a ready engine with a free place; see `lease.Admission`."""
@@ -135,14 +131,14 @@ class Slot:
         Raises:
             CapacityError: 503 with the cause when it fails, or when `timeout_s` has passed.
         """
-        self.post(partial(self._change_loads, 1))
+        self.post(partial(self._lodging.change_loads, 1))
         try:
             async with asyncio.timeout(timeout_s):
                 await self._until(self._is_ready)
         except TimeoutError:
             raise self._waited_in_vain() from None
         finally:
-            self.post(partial(self._change_loads, -1))
+            self.post(partial(self._lodging.change_loads, -1))
 
     async def unload(self, drain_timeout_s: float | None = None) -> None:
         """Drain, stop, and stay down until wanted again; returns when the engine is gone.
@@ -150,7 +146,7 @@ class Slot:
         Requests that wait in line stay there, and bring up another engine.
         """
         machine, number = self._machine, self._machine.crew.spawned
-        self.post(partial(self._go_down, drain_timeout_s, "it was unloaded"))
+        self.post(partial(self._lodging.go_down, drain_timeout_s, "it was unloaded"))
         await self._until(
             lambda: (
                 machine.crew.is_empty
@@ -174,7 +170,7 @@ class Slot:
     def adjust(self, spec: ModelSpec) -> None:
         """Take a configuration that differs only in what the supervisor looks at."""
         self.post(partial(self._machine.adjust_spec, spec))
-        self.post(self._take_limits)
+        self.post(self._lodging.take_limits)
 
     def reset(self) -> None:
         """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
@@ -192,9 +188,8 @@ class Slot:
             lambda: self._machine.state is State.STOPPED and self._machine.crew.is_empty
         )
         self._machine.timers.cancel_all()
-        self._stop_idle_timer()
         self._is_over = True
-        self._context.residency.leave(self)
+        self._lodging.end()
 
     def cut(self) -> None:
         """Hurry a `stop`, running or about to: kill what is left."""
@@ -234,143 +229,32 @@ class Slot:
             next_try_s=machine.next_try_s if machine.state is State.BACKOFF else None,
             replacement=machine.crew.replacement,
             pinned=machine.spec.pinned,
-            ttl_s=self._idle_limit_s,
-            ttl_left_s=self._ttl_left_s(),
+            ttl_s=self._lodging.idle_limit_s,
+            ttl_left_s=self._lodging.ttl_left_s,
             claimed_bytes=self._residence.claimed_bytes or None,
             waits_for=self._residence.reason,
         )
 
-    # -- Room (residency.Tenant) ------------------------------------------------------------------
-
-    def tenancy(self) -> Tenancy:
-        """What the residency goes by."""
-        machine, engine = self._machine, self._machine.crew.engine
-        is_ready = machine.state is State.READY and engine is not None
-        return Tenancy(
-            measured_bytes=machine.crew.memory_bytes,
-            is_idle=self._is_idle(),
-            is_leaving=self._residence.is_evicting or machine.is_going_down,
-            is_pinned=machine.spec.pinned,
-            is_lasting=self._asked_idle_s is not None and math.isinf(self._asked_idle_s),
-            engines=machine.crew.engines,
-            used_s=self._used_s,
-            turn_s=(engine.ready_at or 0.0) if is_ready and engine else math.inf,
-        )
-
-    def take_room(self) -> None:
-        """What was asked for is granted."""
-        self.post(self._machine.take_room)
-
-    def miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
-        """It is refused, or (None) dropped."""
-        self.post(partial(self._miss_room, make_error))
-
-    def make_room(self, reason: str) -> None:
-        """Leave, if still idle."""
-        self.post(partial(self._make_room, reason))
-
-    def step_aside(self, reason: str) -> None:
-        """Leave once what runs is done."""
-        self.post(partial(self._go_down, None, reason))
-
-    def look_again(self) -> None:
-        """Nobody is held back any more."""
-        self.post(_nothing)
+    # -- What its machine asks (machine.SlotSide) -------------------------------------------------
 
     def ask_room(self) -> bool:
-        """Whether an engine may be started now (machine.SlotSide)."""
-        first, wish = self._line.first, self._residence.wish
-        spec = self._machine.spec
-        return self._residence.claim(
-            self._context.need_bytes(spec) if wish is None else wish.need_bytes,
-            self._now() if first is None else first.arrived_s,
-            is_urgent=first is not None or self._loads > 0 or self._was_refused,
-        )
-
-    def note_ready(self) -> None:
-        """An engine has become ready (machine.SlotSide)."""
-        self._used_s = self._now()
-        self._was_refused = False
-        self._residence.note_ready()
+        """Whether an engine may be started now; else that is granted or refused later."""
+        return self._lodging.ask_room()
 
     def has_space_beside(self) -> bool:
-        """Whether the memory budget allows a second engine (machine.SlotSide)."""
-        return self._residence.has_space_beside(self._context.need_bytes(self._machine.spec))
+        """Whether the memory budget allows a second engine."""
+        return self._lodging.has_space_beside()
 
-    def _is_idle(self) -> bool:
-        crew = self._machine.crew
-        held = crew.retirees.places_held or (crew.engine is not None and crew.engine.leases)
-        return not (held or self._loads or self._conditions or self._has_claimant())
+    def note_ready(self) -> None:
+        """An engine has become ready."""
+        self._lodging.note_ready()
 
-    def _has_claimant(self) -> bool:
-        """Whether somebody waits who is to be served before this model leaves."""
-        first, cutoff_s = self._line.first, self._residence.cutoff_s
-        return first is not None and (cutoff_s is None or first.arrived_s <= cutoff_s)
+    def refuse_failed(self) -> None:
+        """Refuse everybody who waits."""
+        self._lodging.was_refused = bool(len(self._line))
+        self._line.refuse_all(self._machine.failed_error)
 
-    def _miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
-        if make_error is not None:
-            self._line.refuse_all(make_error)
-        self._machine.miss_room(make_error)
-
-    def _make_room(self, reason: str) -> None:
-        if self._is_idle():
-            self._go_down(None, reason)
-        else:
-            self._residence.note_declined()
-
-    def _want_up(self) -> None:
-        # One that is to make room comes back by its turn, with a new claim.
-        if not self._residence.is_evicting:
-            self._machine.want_up()
-
-    def _go_down(self, drain_timeout_s: float | None, reason: str) -> None:
-        self._asked_idle_s = None
-        self._take_limits()
-        self._residence.withdraw()
-        self._residence.is_evicting = self._residence.is_granted
-        self._machine.want_down(drain_timeout_s, reason)
-
-    def _change_loads(self, by: int) -> None:
-        self._loads += by
-        if by > 0:
-            self._want_up()
-
-    # -- Idle time --------------------------------------------------------------------------------
-
-    def _take_limits(self) -> None:
-        daemon_s = self._context.residency.limits.ttl_s
-        self._idle_limit_s = idle_limit_s(self._machine.spec, daemon_s, self._asked_idle_s)
-        self._stop_idle_timer()
-
-    def _keep_alive(self, idle_s: float) -> None:
-        if idle_s != self._asked_idle_s:
-            self._asked_idle_s = idle_s
-            self._take_limits()
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-
-    def _ttl_left_s(self) -> float | None:
-        if self._idle_limit_s is None or self._machine.state is not State.READY:
-            return None
-        is_idle = self._is_idle()
-        since = self._used_s if is_idle else self._now()
-        return max(0.0, since + self._idle_limit_s - self._now())
-
-    def _watch_idleness(self) -> None:
-        """One timer a model: it is looked at when it fires, not set anew by every request."""
-        left_s = self._ttl_left_s() if self._is_idle() else None
-        if left_s is not None and self._idle_timer is None:
-            loop = asyncio.get_running_loop()
-            self._idle_timer = loop.call_later(left_s, self.post, self._idle_timer_fired)
-
-    def _idle_timer_fired(self) -> None:
-        self._stop_idle_timer()
-        left_s = self._ttl_left_s()
-        if left_s is not None and left_s <= 0.0 and self._is_idle():
-            self._go_down(None, f"it was idle for {show_seconds(self._idle_limit_s or 0.0)}")
+    # -- What others read -------------------------------------------------------------------------
 
     @property
     def is_loading(self) -> bool:
@@ -429,12 +313,7 @@ class Slot:
 
     def _settle(self) -> None:
         """What holds after every message: nobody waits for nothing, free places are given."""
-        state = self._machine.state
-        if state is State.READY:
-            if self._idle_limit_s is not None and self._idle_timer is None:
-                self._watch_idleness()
-        elif state is State.STOPPED or state is State.FAILED:
-            self._settle_down(state)
+        self._lodging.settle()
         self._grant()
         for entry in tuple(self._conditions):
             condition, future = entry
@@ -445,23 +324,7 @@ class Slot:
                 future.set_result(None)
             if future.done():
                 self._conditions.remove(entry)
-
         self._residence.note_change()
-
-    def _settle_down(self, state: State) -> None:
-        """No engine, and none on its way: give the room back, or ask for it on behalf of others."""
-        machine = self._machine
-        if machine.deferred is None and machine.crew.is_empty:
-            self._residence.release()
-        if state is State.FAILED or machine.stop_by is not None:
-            return
-        if len(self._line) or (self._loads and machine.room_error is None):
-            if machine.deferred is None:
-                self._want_up()
-        elif machine.deferred is not None and self._residence.is_urgent:
-            # Whoever wanted it has left.
-            self._residence.withdraw()
-            machine.want_down()
 
     async def _until(self, condition: Condition) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -503,14 +366,14 @@ class Slot:
         if machine.stop_by is not None:
             self._line.refuse(waiter, causes.shutting_down())
         elif machine.state is State.FAILED and machine.deferred is None:
-            self._was_refused = True
+            self._lodging.was_refused = True
             self._line.refuse(waiter, machine.failed_error())
         elif len(self._line) >= self._settings.queued_requests_max and not self._may_enter():
             self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
         else:
             waiter.arrived_s = self._now()
             self._line.join(waiter)
-            self._want_up()
+            self._lodging.want_up()
 
     def _expire(self, waiter: Waiter) -> None:
         self._line.refuse(waiter, self._waited_in_vain())
@@ -529,18 +392,13 @@ class Slot:
         return self._residence.cutoff_s is None and self._has_place()
 
     def _grant(self) -> None:
-        cutoff_s = self._residence.cutoff_s
-        if cutoff_s is not None and not self._has_claimant():
-            return
-        while len(self._line) and self._has_place():
+        while len(self._line) and self._has_place() and not self._lodging.holds_back:
             engine = self._machine.crew.engine
             assert engine is not None
             lease = self._line.grant_first(partial(self._make_lease, engine))
             if lease is None:
                 return
             engine.leases.add(lease)
-            if cutoff_s is not None and not self._has_claimant():
-                return
 
     def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
         def release(lease: SlotLease, outcome: Outcome) -> None:
@@ -552,15 +410,10 @@ class Slot:
     def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
         engine.leases.discard(lease)
         if not engine.leases:
-            self._used_s = self._now()
+            self._lodging.note_used()
         if outcome == "answered":
             self._machine.note_completion(engine)
         self._machine.note_free(engine)
-
-    def refuse_failed(self) -> None:
-        """Refuse everybody who waits (machine.SlotSide)."""
-        self._was_refused = bool(len(self._line))
-        self._line.refuse_all(self._machine.failed_error)
 
     def _waited_in_vain(self) -> CapacityError:
         machine = self._machine
@@ -576,7 +429,3 @@ class Slot:
         else:
             cause = f"the engine is {machine.state}"
         return causes.waited_in_vain(self.model_id, cause, retry_after_s)
-
-
-def _nothing() -> None:
-    """A message after which free places are given."""

@@ -52,6 +52,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         demands: the models that are to be up, in configured order.
         is_loading: whether some engine loads just now.
         has_room: whether the memory budget of all models allows another spare.
+        on_gone: called when a spare has ended, since a model may wait for its memory.
         available_bytes: memory that is free for another process; None if unknown.
         jitter: a random number in -1..1 for the delay after a death.
     """
@@ -59,6 +60,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     demands: Callable[[], Sequence[Demand]]
     is_loading: Callable[[], bool]
     has_room: Callable[[], bool] = lambda: True
+    on_gone: Callable[[], object] = lambda: None
     available_bytes: Callable[[], int | None] = memory.available_bytes
     jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)
 
@@ -217,6 +219,7 @@ class Standbys:
         member = self._find(process)
         assert member is not None, process.pid
         self._members.remove(member)
+        self._surroundings.on_gone()
         if not member.is_dismissed:
             self._note_death(lived_s=time.monotonic() - member.made_at)
             how = exit.signal or f"exit {exit.code}"

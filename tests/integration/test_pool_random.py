@@ -22,7 +22,6 @@ from mlx_isolate_supervisor.lease import Lease, Outcome
 from mlx_isolate_supervisor.lifecycle import Event, State, step
 from mlx_isolate_supervisor.pool import Pool
 from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.restart import respawn_delay_s
 from mlx_isolate_supervisor.slot_settings import SlotSettings
 from mlx_isolate_supervisor.status import SlotEvent, Transition
 from tests.simulation import Fate, SimulatedLoop, World, pick, simulate, simulated_pool
@@ -95,7 +94,7 @@ class Walk:
             (5.0, self.crash),
             (1.0, self.freeze),
             (1.0, self.unload),
-            (1.0, self.reload),
+            (3.0, self.reload),
             (1.0, self.load),
             (0.5, self.reset),
             (0.5, self.keep_alive),
@@ -228,7 +227,8 @@ class Walk:
                     crashes = [at for at in crashes if moved.at - at < restart.window_s]
                     crashes.append(moved.at)
                 elif moved.event == "backoff_elapsed" and moved.before == "backoff" and crashes:
-                    delay_s = respawn_delay_s(restart, len(crashes), -1.0)
+                    # By jitter it may be a fifth shorter.
+                    delay_s = 0.8 * restart.delays_s[min(len(crashes), len(restart.delays_s)) - 1]
                     assert moved.at - crashes[-1] >= delay_s - 1e-6, told[number - 8 : number + 1]
 
 

@@ -307,3 +307,18 @@ def test_twenty_first_requests_of_a_slow_load_share_one_engine_at_a_time() -> No
             assert len(rig.records()) == 1
 
     run(main())
+
+
+def test_a_spare_engine_makes_room_for_a_model_and_none_is_made_without_room() -> None:
+    async def main() -> None:
+        limits = PoolLimits(budget_bytes=GB, ceiling_bytes=GB)
+        # With the process's own 0.3 GB the model fills the budget to the last megabyte.
+        async with pool_rig({"a": {}}, limits=limits, needs={"a": 699_000_000}, standby=1) as rig:
+            spare = await rig.standby()
+            assert spare.memory_bytes is not None and spare.memory_bytes > 1_000_000
+            assert (await rig.complete("a")).status == 200
+            assert rig.pid("a") != spare.pid and rig.pool.standbys() == ()
+            await rig.pool.unload("a")
+            assert (await rig.standby()).pid != spare.pid
+
+    run(main())
