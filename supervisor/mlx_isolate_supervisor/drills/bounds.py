@@ -47,7 +47,9 @@ _ALL = (
     _within(
         "respawn", 1.0, "s", "from a kill to ready, without the bare load and pauses, by a standby"
     ),
-    _within("respawn_median", 0.1, "s", "the median of that, of at least five repetitions"),
+    _within(
+        "respawn_median", 0.1, "s", "the median of that after kill −9, of at least five repetitions"
+    ),
     _that("one_engine", "simultaneous first requests start one engine"),
     _that("spawns", "five deaths in a row end the respawns until a pause or a reset"),
     _that("one_at_a_time", "with --models-max 1 no two models have an engine that serves"),

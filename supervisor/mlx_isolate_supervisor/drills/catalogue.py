@@ -28,6 +28,8 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
         models: names under which its throw-away daemon serves its model.
         leaves_a_mark: the daemon is another one afterwards (crashes are remembered for a minute,
             and the next respawn pauses): the next drill gets a new throw-away one.
+        judges_median: the median of its respawns is promised. That of kill −9 is; other signals
+            first let the engine write its stacks.
     """
 
     name: str
@@ -37,10 +39,11 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
     models: tuple[str, ...] = ONE_MODEL
     leaves_a_mark: bool = True
+    judges_median: bool = False
 
 
 _ALL = (
-    Drill(name="kill", help="SIGKILL to a busy engine", run=kill),
+    Drill(name="kill", help="SIGKILL to a busy engine", run=kill, judges_median=True),
     Drill(name="segv", help="SIGSEGV to a busy engine", run=segv),
     Drill(name="abort", help="SIGABRT to a busy engine", run=abort),
     Drill(

@@ -26,8 +26,7 @@ async def run_drills(
                 if done[-1].result == "not_run":
                     # What cannot be done here cannot be done here the next time either.
                     break
-            median = _median_report(drill, done)
-            if median is not None:
+            if drill.judges_median and (median := _median_report(drill, done)) is not None:
                 yield median
     finally:
         await stage.close()
