@@ -13,6 +13,25 @@ from tests import turns
 from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_model
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--case 06` runs only the tests that hold that case of docs/reliability.md."""
+    parser.addoption("--case", action="append", default=[], metavar="ID", help="tests of one case")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what holds none of the cases that were asked for."""
+    wanted = set(cast(list[str], config.getoption("--case")))
+    if not wanted:
+        return
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        held = {case for mark in item.iter_markers("case") for case in mark.args}
+        (kept if held & wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Each test in its turn, so that one marked `alone` has no other worker's beside it.

@@ -34,7 +34,7 @@ RESPONSES = "tests/unit/test_responses_protocol.py"
 MESSAGES = "tests/unit/test_anthropic_protocol.py"
 EDGES = "tests/integration/test_request_edges.py"
 CLIENTS = "tests/e2e/test_official_clients.py"
-_ROUTED = f"{EDGES}::test_case_49_model_field_is_not_looked_up"
+_ROUTED = f"{EDGES}::test_model_field_is_not_looked_up"
 _SAMPLER = f"{CHAT}::test_sampler_fields_arrive"
 
 

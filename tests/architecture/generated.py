@@ -10,7 +10,7 @@ from pathlib import Path
 from mlx_isolate_engine.protocols.openapi import openapi_document
 from mlx_isolate_supervisor import lifecycle
 from mlx_isolate_supervisor.settings import page
-from tests.architecture import conformance
+from tests.architecture import cases, conformance
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {
@@ -54,12 +54,14 @@ def openapi_text() -> str:
 def pages() -> dict[Path, str]:
     """Every generated page with the text it should have."""
     architecture = ROOT / "docs/architecture.md"
+    reliability = ROOT / "docs/reliability.md"
     return {
         architecture: architecture_page(architecture.read_text()),
         ROOT / "docs/lifecycle.md": lifecycle.document(),
         ROOT / "docs/configuration.md": page.document(),
         ROOT / "supervisor/mlx_isolate_supervisor/openapi.json": openapi_text(),
         ROOT / "docs/conformance.md": conformance.page(),
+        reliability: cases.page(reliability.read_text()),
         ROOT / "docs/config.schema.json": page.schema_text(),
     }
 

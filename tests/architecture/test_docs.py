@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import generated
+from tests.architecture import cases, generated
 from tests.architecture.generated import ROOT
 
 NODE_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -56,6 +56,10 @@ def test_each_promise_names_its_test() -> None:
     assert rows
     for row in rows:
         assert NODE_ID.search(row), f"no test named in: {row}"
+
+
+def test_each_reported_case_has_a_test_and_no_test_an_unknown_case() -> None:
+    assert set(cases.held()) == set(cases.SYMPTOMS)
 
 
 def test_the_list_of_dependencies_is_that_of_the_project_at_its_pinned_versions() -> None:

@@ -24,9 +24,10 @@ def model(daemon: RunningDaemon, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.case("21")
 @pytest.mark.alone
 def test_pages_and_other_models_are_well_beside_huge_prompts(daemon: RunningDaemon) -> None:
-    """Case 21: four prompts of 5 MB at once; pages stay quick and another model answers."""
+    """Four prompts of 5 MB at once; pages stay quick and another model answers."""
     pid = model(daemon, "slow")["pid"]
     took: list[float] = []
     with ThreadPoolExecutor(4) as pool:
@@ -56,8 +57,9 @@ def abort(daemon: RunningDaemon, chance: random.Random) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@pytest.mark.case("11")
 def test_three_hundred_aborts_leak_no_place(daemon: RunningDaemon) -> None:
-    """Case 11: afterwards the counters are zero, descriptors are back, and all places serve."""
+    """Afterwards the counters are zero, descriptors are back, and all places serve."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     processes = [psutil.Process(pid) for pid in (daemon.process.pid, model(daemon, "slow")["pid"])]

@@ -51,6 +51,7 @@ def kill_everything(served: RunningDaemon) -> None:
     wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in everyone[1:]), 20)
 
 
+@pytest.mark.case("20", "24")
 @pytest.mark.parametrize("rows", ["1", "4"], ids=["one lane", "batched"])
 def test_a_prompt_survives_a_stop_and_a_kill_of_everything(
     rows: str, sliding_model: Path, tmp_path: Path
@@ -104,6 +105,7 @@ def first_token_s(served: RunningDaemon, text: str) -> tuple[float, str]:
         connection.close()
 
 
+@pytest.mark.case("24")
 @pytest.mark.alone
 @pytest.mark.demo
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_a_stream_joins_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert len(chunks) > 2
 
 
+@pytest.mark.case("09")
 def test_leaving_a_stream_ends_its_generation(daemon: RunningDaemon, client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model="slow",
@@ -79,6 +80,7 @@ def test_a_wrong_field_is_the_clients_bad_request(client: openai.OpenAI) -> None
     assert raised.value.param == "temperature"
 
 
+@pytest.mark.case("44")
 def test_a_prompt_beyond_the_context_is_refused_before_any_stream(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model="full", prompt="x" * 5000, stream=True)

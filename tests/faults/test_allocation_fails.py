@@ -25,10 +25,11 @@ def forbid_more_memory(pid: int) -> None:
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
 
 
+@pytest.mark.case("14")
 def test_an_allocation_that_fails_is_told_and_costs_one_engine(
     slow_model: Path, tmp_path: Path
 ) -> None:
-    """Case 14: native code ends the process; the request that caused it is not sent again."""
+    """Native code ends the process; the request that caused it is not sent again."""
     with RunningDaemon(
         tmp_path, str(slow_model), "--served-model-name", "m", program=REAL
     ) as daemon:

@@ -61,6 +61,7 @@ def file_size_limit(size: int) -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.case("22")
 def test_a_write_that_fails_in_the_middle_leaves_nothing_and_is_made_up_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_and_is_made_up_for(
         assert_same(taken, filled(3))
 
 
+@pytest.mark.case("22")
 def test_a_directory_that_cannot_be_made_switches_off_until_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ def test_drill_keeps_its_promises(name: str, fake_plan: OwnPlan) -> None:
     assert not left
 
 
+@pytest.mark.case("22")
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit another process")
 def test_a_full_disk_costs_no_answer_in_the_drill(full_model: Path, fake_plan: OwnPlan) -> None:

@@ -24,6 +24,7 @@ PHASES: dict[str, tuple[bool, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.case("14")
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_death_with_a_request_is_told_by_its_cause(end: str, phase: str) -> None:
@@ -159,6 +160,7 @@ def test_another_model_does_not_notice() -> None:
     run(main())
 
 
+@pytest.mark.case("16")
 def test_exit_78_refuses_who_waits_at_once_and_spawns_nothing() -> None:
     reason = "the folder /models/secret holds no config.json"
     faults = {"load_s": 0.2, "die": "exit:78", "failed": ["model_broken", reason]}
@@ -195,6 +197,7 @@ async def status_of_one(rig: PoolRig) -> int:
         return 0
 
 
+@pytest.mark.case("16")
 def test_exit_78_is_left_when_the_files_change() -> None:
     faults = {"die": "exit:78", "failed": ["model_broken", "broken"]}
 
@@ -210,6 +213,7 @@ def test_exit_78_is_left_when_the_files_change() -> None:
     run(main())
 
 
+@pytest.mark.case("17")
 def test_a_crash_loop_is_bounded_and_opens_the_circuit() -> None:
     faults = {"die": "exit:3", "say": ["Traceback (most recent call last):", "OSError: disk gone"]}
 
@@ -246,6 +250,7 @@ def test_a_crash_loop_is_bounded_and_opens_the_circuit() -> None:
     run(main())
 
 
+@pytest.mark.case("17")
 def test_dying_soon_after_ready_opens_the_circuit_too() -> None:
     faults = {"die": "SIGKILL", "die_after_ready_s": 0.05}
 
@@ -257,6 +262,7 @@ def test_dying_soon_after_ready_opens_the_circuit_too() -> None:
     run(main())
 
 
+@pytest.mark.case("17")
 def test_half_open_closes_with_one_completion() -> None:
     faults = {"die": "exit:1", "until_incarnation": 5}
 
@@ -290,6 +296,7 @@ def test_a_failed_half_open_try_waits_longer() -> None:
     run(main())
 
 
+@pytest.mark.case("17")
 def test_reset_closes_the_circuit_at_once() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"die": "exit:1"}}, preload=True) as rig:
@@ -314,6 +321,7 @@ def test_an_engine_that_cannot_be_spawned_counts_as_a_crash() -> None:
     run(main())
 
 
+@pytest.mark.case("x4")
 def test_helpers_of_an_engine_die_with_it() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"fork_helper": True}}) as rig:

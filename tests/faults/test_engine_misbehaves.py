@@ -31,6 +31,7 @@ WATCHFUL = SlotSettings(
 )
 
 
+@pytest.mark.case("01")
 def test_a_stopped_engine_is_ended_and_its_requests_are_told() -> None:
     async def main() -> None:
         async with pool_rig(settings=WATCHFUL) as rig:
@@ -54,6 +55,7 @@ def test_a_stopped_engine_is_ended_and_its_requests_are_told() -> None:
     run(main())
 
 
+@pytest.mark.case("01")
 def test_busy_without_progress_is_a_hang() -> None:
     async def main() -> None:
         async with pool_rig(settings=WATCHFUL) as rig:
@@ -82,6 +84,7 @@ def test_the_stacks_of_a_frozen_engine_land_in_its_output() -> None:
     run(main())
 
 
+@pytest.mark.case("01")
 def test_a_prefill_longer_than_the_watchdog_is_no_hang() -> None:
     async def main() -> None:
         async with pool_rig(settings=WATCHFUL) as rig:
@@ -117,6 +120,7 @@ def test_a_watchdog_that_is_off_leaves_a_stopped_engine_alone() -> None:
     run(main())
 
 
+@pytest.mark.case("16")
 def test_a_load_without_progress_ends_at_the_start_limit() -> None:
     faults = {"silent": True, "hang_load": True, "until_incarnation": 1}
 
@@ -130,6 +134,7 @@ def test_a_load_without_progress_ends_at_the_start_limit() -> None:
     run(main())
 
 
+@pytest.mark.case("16")
 def test_an_engine_stopped_during_its_load_ends_at_the_start_limit() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"load_s": 0.5}}, settings=WATCHFUL) as rig:
@@ -142,6 +147,7 @@ def test_an_engine_stopped_during_its_load_ends_at_the_start_limit() -> None:
     run(main())
 
 
+@pytest.mark.case("16")
 def test_a_slow_load_that_progresses_is_left_alone() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"load_s": 4.0}}, settings=WATCHFUL) as rig:
@@ -163,6 +169,7 @@ def test_stop_during_start_ends_the_child() -> None:
     run(main())
 
 
+@pytest.mark.case("20")
 def test_an_engine_that_refuses_sigterm_is_killed_after_the_window() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"ignore_term": True}}, settings=WATCHFUL) as rig:
@@ -243,6 +250,7 @@ def test_engines_run_at_a_lower_priority_and_dump_no_core() -> None:
     run(main())
 
 
+@pytest.mark.case("20")
 @pytest.mark.parametrize(
     "state", ["starting", "ready", "draining", "stopping", "backoff", "failed"]
 )
@@ -298,6 +306,7 @@ def test_a_second_signal_cuts_a_shutdown_short() -> None:
     run(main())
 
 
+@pytest.mark.case("03")
 def test_an_idle_engine_outlives_the_threads_of_its_supervisor() -> None:
     """Linux' parent-death signal fires when the spawning thread ends, so the main one spawns."""
 
@@ -318,6 +327,7 @@ def test_an_idle_engine_outlives_the_threads_of_its_supervisor() -> None:
     run(main())
 
 
+@pytest.mark.case("03")
 @pytest.mark.slow
 def test_an_idle_engine_is_left_alone_for_two_minutes() -> None:
     async def main() -> None:

@@ -29,11 +29,12 @@ def chat(client: http.client.HTTPConnection, hang_up: str) -> int:
     return response.status
 
 
+@pytest.mark.case("27")
 @pytest.mark.parametrize("hang_up", ["idle", NEXT])
 def test_a_request_that_meets_the_engines_idle_timeout_is_answered_once(
     tmp_path: Path, hang_up: str
 ) -> None:
-    """Case 27: `next` is the worst instant, the request is there and the engine closes unread."""
+    """`next` is the worst instant, the request is there and the engine closes unread."""
     with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as daemon:
         before = daemon.wait_state("ready")
         client = daemon.connect()

@@ -219,10 +219,11 @@ def kill_many(daemon: RunningDaemon, ends: list[str]) -> Scene:
     return scene
 
 
+@pytest.mark.case("02", "14")
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_every_client_has_its_outcome_when_an_engine_dies(fake_daemon: RunningDaemon) -> None:
-    """Cases 02 and 14, ten deaths under load: in prefill, decode, non-stream and queue."""
+    """Ten deaths under load: in prefill, decode, non-stream and queue."""
     scene = kill_many(fake_daemon, [*ENDS, *ENDS, "SIGKILL", "SIGKILL"])
     assert scene.p(0.95) <= OUTCOME_P99_S, sorted(scene.latencies)
 
@@ -262,10 +263,11 @@ def kill_real_engines(model: Path, home: Path, ends: list[str]) -> Scene:
         return scene
 
 
+@pytest.mark.case("02", "14")
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_real_engines_die_as_promised(slow_model: Path, tmp_path: Path) -> None:
-    """Cases 02 and 14 with models that really run: outcomes in time, nearly all at once."""
+    """With models that really run: outcomes in time, nearly all at once."""
     scene = kill_real_engines(slow_model, tmp_path, ["SIGKILL", "SIGSEGV", "SIGABRT"])
     assert scene.p(0.5) <= OUTCOME_P99_S, sorted(scene.latencies)
 

@@ -102,6 +102,7 @@ PHASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.case("03")
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_engines_end_with_a_killed_supervisor(home: Path, phase: str, stopped: bool) -> None:
@@ -115,6 +116,7 @@ def test_engines_end_with_a_killed_supervisor(home: Path, phase: str, stopped: b
     next_start_works(home)
 
 
+@pytest.mark.case("03")
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_the_next_start_ends_an_engine_that_outlived_its_supervisor(
     home: Path, stopped: bool

@@ -160,6 +160,7 @@ def test_prefixes_are_not_shared_between_adapters(
     run_async(test())
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize("name", ["other", "", "{path}"])
 def test_only_configured_names_are_taken_never_a_path(
     model_folder: Folder, adapters: dict[str, str], name: str

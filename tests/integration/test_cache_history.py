@@ -130,6 +130,7 @@ def start() -> Iterator[Start]:
         talk.close()
 
 
+@pytest.mark.case("06")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_order_and_every_kill_gives_the_answers_of_a_cold_engine(
     kind: str, model_folder: Folder, tmp_path: Path, start: Start
@@ -154,6 +155,7 @@ def test_every_order_and_every_kill_gives_the_answers_of_a_cold_engine(
     assert warm.call("/v1/cache/stats")["restores"] > 0
 
 
+@pytest.mark.case("08")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_cut_off_does_not_poison_what_comes_after(
     kind: str, model_folder: Folder, tmp_path: Path, start: Start
@@ -184,6 +186,7 @@ def test_what_was_cut_off_does_not_poison_what_comes_after(
     assert warm.ask("", messages=turn)[0] == expected_turn
 
 
+@pytest.mark.case("22")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process's files")
 def test_a_disk_that_fills_up_costs_no_answer_and_writes_resume(
     full_model: Path, tmp_path: Path, start: Start
@@ -214,6 +217,7 @@ def test_a_disk_that_fills_up_costs_no_answer_and_writes_resume(
         assert cached > 0
 
 
+@pytest.mark.case("26")
 @pytest.mark.slow
 def test_memory_levels_off_at_the_byte_cap(
     model_folder: Folder, tmp_path: Path, start: Start

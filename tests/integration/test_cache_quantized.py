@@ -30,6 +30,7 @@ def prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.case("x3")
 @pytest.mark.parametrize("start", [0, 20, 40, 1000])
 def test_answers_do_not_depend_on_what_was_asked_before(
     start: int, model_folder: Callable[[ModelSpec], Path]

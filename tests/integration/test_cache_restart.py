@@ -111,6 +111,7 @@ def stats(process: EngineProcess) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.case("24")
 @pytest.mark.parametrize(("kind", "lane"), MATRIX)
 def test_an_exact_repeat_comes_back_after_a_kill_and_after_a_stop(
     kind: str, lane: str, model_folder: Folder, tmp_path: Path

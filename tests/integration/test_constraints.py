@@ -50,6 +50,7 @@ def constrained(shape: Any, seed: int, **fields: Any) -> CompletionRequest:
     return text_request("say", response_format=shape, sampling=sampling, **fields)
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize("concurrency", [8, 1])
 def test_what_ends_by_itself_validates_beside_plain_neighbours(
     full_model: Path, concurrency: int
@@ -77,6 +78,7 @@ def test_what_ends_by_itself_validates_beside_plain_neighbours(
     run_async(test())
 
 
+@pytest.mark.case("41")
 def test_a_plain_request_after_a_constrained_one_is_plain(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:
@@ -91,6 +93,7 @@ def test_a_plain_request_after_a_constrained_one_is_plain(full_model: Path) -> N
     run_async(test())
 
 
+@pytest.mark.case("41")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -115,6 +118,7 @@ def test_a_schema_that_cannot_be_kept_is_400_up_front(
     run_async(test())
 
 
+@pytest.mark.case("41")
 def test_a_deep_schema_is_400(full_model: Path) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(200):
@@ -128,6 +132,7 @@ def test_a_deep_schema_is_400(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.case("41")
 def test_a_length_cut_inside_the_json_says_length(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:

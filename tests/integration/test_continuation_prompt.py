@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlx_lm.utils import load_tokenizer
 
 from mlx_isolate_engine.completion.prompt import PromptBuilder
@@ -24,6 +25,7 @@ def tokens_of(tokenizer: Any, *messages: Any, go_on: bool = False) -> list[int]:
     return builder.build(CompletionRequest(request_id="r", prompt=prompt)).plan.tokens
 
 
+@pytest.mark.case("x6")
 def test_continued_prompt_is_the_first_one_with_the_cut_answer_behind_it(
     parrot_model: Path,
 ) -> None:

@@ -160,8 +160,9 @@ def test_a_bad_control_request_is_told(daemon: RunningDaemon, body: object, stat
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.case("01", "21")
 def test_pages_are_quick_while_an_engine_stands_still(daemon: RunningDaemon) -> None:
-    """Cases 01 and 21, the supervisor's part."""
+    """The supervisor's part."""
     engine = daemon.wait_state("ready", 1)["pid"]
     streams = [daemon.stream(model="second", max_tokens=1000) for _ in range(3)]
     os.kill(engine, signal.SIGSTOP)

@@ -21,8 +21,9 @@ def assert_nothing_left(engines: list[psutil.Process], run_dir: Path) -> None:
     assert not list(run_dir.glob("*.sock"))
 
 
+@pytest.mark.case("19")
 def test_it_restarts_on_the_same_port_with_connections_open(tmp_path: Path) -> None:
-    """Case 19b: five times, each within two seconds, keep-alive connections and all."""
+    """Five times, each within two seconds, keep-alive connections and all."""
     model = str(fake_model(tmp_path / "m"))
     port = 0
     held: list[socket.socket] = []
@@ -47,9 +48,10 @@ def test_it_restarts_on_the_same_port_with_connections_open(tmp_path: Path) -> N
             client.close()
 
 
+@pytest.mark.case("20")
 @pytest.mark.parametrize("to_group", [False, True], ids=["TERM", "INT-to-the-group"])
 def test_a_first_signal_lets_streams_end(tmp_path: Path, to_group: bool) -> None:
-    """Case 20: three streams, an idle connection and a queued request; each has its outcome."""
+    """Three streams, an idle connection and a queued request; each has its outcome."""
     model = str(fake_model(tmp_path / "m"))
     with RunningDaemon(tmp_path / "home", model, "--decode-concurrency", "3") as daemon:
         daemon.wait_state("ready")
@@ -95,6 +97,7 @@ def test_a_new_connection_is_refused_while_draining(tmp_path: Path) -> None:
         assert daemon.wait_end(10) == OK
 
 
+@pytest.mark.case("20")
 def test_a_second_signal_cuts(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m"))
     with RunningDaemon(tmp_path / "home", model) as daemon:
@@ -114,6 +117,7 @@ def test_a_second_signal_cuts(tmp_path: Path) -> None:
     assert b"[DONE]" not in ending
 
 
+@pytest.mark.case("20")
 def test_what_outlasts_the_shutdown_timeout_is_cut_with_an_error(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m"))
     # Three seconds instead of sixty: the test waits for all of it.
@@ -156,8 +160,9 @@ def test_a_follower_of_the_log_does_not_hold_up_the_end(tmp_path: Path) -> None:
         assert time.monotonic() - began < 1.5
 
 
+@pytest.mark.case("19")
 def test_stale_files_in_the_run_directory_do_not_matter(tmp_path: Path) -> None:
-    """Case 19c: a pid file naming a live unrelated process; it is never signalled."""
+    """A pid file naming a live unrelated process; it is never signalled."""
     model = str(fake_model(tmp_path / "m"))
     bystander = subprocess.Popen(["sleep", "60"])
     try:

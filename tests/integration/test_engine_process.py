@@ -88,6 +88,7 @@ def test_load_that_fails_otherwise_exits_with_another_status(engine: EngineProce
     assert engine.wait_exit(5) == 1
 
 
+@pytest.mark.case("01")
 def test_end_of_generation_ends_the_process_with_its_reason(engine: EngineProcess) -> None:
     engine.start()
     engine.wait_ready()
@@ -128,6 +129,7 @@ PHASES = [
 ]
 
 
+@pytest.mark.case("03")
 @pytest.mark.parametrize("phase", PHASES)
 def test_end_of_the_lifeline_ends_the_engine(engine: EngineProcess, phase: str) -> None:
     reach(engine, phase)
@@ -188,6 +190,7 @@ def test_client_that_leaves_is_counted_as_cancelled(engine: EngineProcess) -> No
     assert engine.wait_progress(2, cancelled=1).active == 0
 
 
+@pytest.mark.case("03")
 @pytest.mark.skipif(sys.platform != "linux", reason="a stopped process hears nothing elsewhere")
 @pytest.mark.parametrize("stopped", [True, False])
 @pytest.mark.parametrize("model", ["idle", "hangs", "ok"])

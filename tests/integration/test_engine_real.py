@@ -52,6 +52,7 @@ def within(seconds: float, scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, seconds))
 
 
+@pytest.mark.case("31", "40")
 def test_stream_and_whole_answer_agree(slow: EngineProcess) -> None:
     whole = chat(slow).json
     streamed = chat(slow, stream=True, stream_options={"include_usage": True})
@@ -62,6 +63,7 @@ def test_stream_and_whole_answer_agree(slow: EngineProcess) -> None:
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.case("31")
 def test_parrot_repeats_and_stops_by_itself(parrot: EngineProcess) -> None:
     said = {"role": "assistant", "content": "Grüße 👋 日本, quux!"}
     for stream in (False, True):
@@ -81,6 +83,7 @@ def test_stop_string_never_shows_in_part(parrot: EngineProcess) -> None:
     assert response.data[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.case("31")
 def test_each_token_is_a_chunk_of_its_own(slow: EngineProcess) -> None:
     response = chat(slow, stream=True, max_tokens=10)
     assert all(chunk.count(b"data: ") == 1 for chunk in response.chunks)
@@ -88,6 +91,7 @@ def test_each_token_is_a_chunk_of_its_own(slow: EngineProcess) -> None:
     assert 6 <= len(response.chunks) <= 13
 
 
+@pytest.mark.case("44")
 def test_prompt_over_the_context_is_refused_before_headers(slow: EngineProcess) -> None:
     context = 2048
     for stream in (False, True):
@@ -96,6 +100,7 @@ def test_prompt_over_the_context_is_refused_before_headers(slow: EngineProcess) 
         assert response.json["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.case("43")
 def test_n_gives_that_many_choices(slow: EngineProcess) -> None:
     answer = chat(slow, n=3, seed=1, temperature=1).json
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -106,6 +111,7 @@ def test_n_gives_that_many_choices(slow: EngineProcess) -> None:
     ]
 
 
+@pytest.mark.case("43")
 def test_logprobs_join_to_the_content(slow: EngineProcess) -> None:
     choice = chat(slow, logprobs=True, top_logprobs=3).json["choices"][0]
     tokens = choice["logprobs"]["content"]
@@ -118,6 +124,7 @@ def test_logprobs_join_to_the_content(slow: EngineProcess) -> None:
         assert token["logprob"] <= 0
 
 
+@pytest.mark.case("40")
 def test_repeated_prompt_counts_its_cached_tokens(slow: EngineProcess) -> None:
     message = {"role": "user", "content": "a prompt of its own, to be cached"}
     first = chat(slow, message).json
@@ -130,6 +137,7 @@ def test_repeated_prompt_counts_its_cached_tokens(slow: EngineProcess) -> None:
     assert first["choices"][0]["message"] == second["choices"][0]["message"]
 
 
+@pytest.mark.case("09")
 @pytest.mark.parametrize("stream", [True, False])
 def test_client_that_leaves_stops_the_generation(slow: EngineProcess, stream: bool) -> None:
     before = slow.progress_now()
@@ -143,6 +151,7 @@ def test_client_that_leaves_stops_the_generation(slow: EngineProcess, stream: bo
     assert later.generated_tokens == after.generated_tokens
 
 
+@pytest.mark.case("03")
 @pytest.mark.parametrize("phase", ["loading", "prefill", "decode"])
 def test_end_of_the_lifeline_ends_a_real_engine(
     model_folder: Callable[[ModelSpec], Path], phase: str

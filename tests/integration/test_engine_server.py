@@ -72,6 +72,7 @@ def run(
     asyncio.run(main())
 
 
+@pytest.mark.case("31")
 def test_every_event_is_one_chunk() -> None:
     async def scenario(served: Served) -> None:
         response = await served.chat({**STREAM, "stream_options": {"include_usage": True}})
@@ -85,6 +86,7 @@ def test_every_event_is_one_chunk() -> None:
     run(scenario, content("a", "b", "c"))
 
 
+@pytest.mark.case("31")
 def test_stream_has_its_headers_and_joins_to_the_whole_answer() -> None:
     async def scenario(served: Served) -> None:
         streamed = await served.chat(STREAM, headers={"x-request-id": "mine"})
@@ -103,6 +105,7 @@ def test_stream_has_its_headers_and_joins_to_the_whole_answer() -> None:
     run(scenario, content("Grüße", " 👋"))
 
 
+@pytest.mark.case("43")
 def test_n_streams_interleave_by_index() -> None:
     async def scenario(served: Served) -> None:
         response = await served.chat({**STREAM, "n": 2})
@@ -190,6 +193,7 @@ def test_client_that_leaves_cancels_its_completions(body: dict[str, Any], began:
     run(scenario, [*(content("a") if began else []), never])
 
 
+@pytest.mark.case("30")
 def test_keepalives_only_after_silence_and_with_progress() -> None:
     go_on = asyncio.Event()
 
@@ -211,6 +215,7 @@ def test_keepalives_only_after_silence_and_with_progress() -> None:
     run(scenario, steps, EngineSettings(sse_ping_interval_s=0.05))
 
 
+@pytest.mark.case("30")
 def test_no_keepalive_within_the_interval() -> None:
     async def scenario(served: Served) -> None:
         response = await served.chat(STREAM)
@@ -283,6 +288,7 @@ def test_stop_lets_the_active_finish() -> None:
     run(scenario, [finish, *content("a")])
 
 
+@pytest.mark.case("47")
 def test_body_over_the_limit_is_413() -> None:
     async def scenario(served: Served) -> None:
         big = {"messages": [{"role": "user", "content": "x" * 2000}]}
@@ -319,6 +325,7 @@ def test_unknown_path_and_method_are_json() -> None:
     run(scenario)
 
 
+@pytest.mark.case("44")
 def test_models_are_listed_with_the_context_length() -> None:
     async def scenario(served: Served) -> None:
         models = await ask(served.path, "/v1/models", method="GET")
@@ -410,6 +417,7 @@ def test_openapi_document_describes_every_generation_path() -> None:
     run(scenario)
 
 
+@pytest.mark.case("x8")
 def test_anthropic_stream_errors_and_count() -> None:
     async def scenario(served: Served) -> None:
         body = {**HELLO, "max_tokens": 5}

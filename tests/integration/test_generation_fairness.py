@@ -62,6 +62,7 @@ async def measure(subject: Rig, prompt_tokens: int) -> tuple[float, float]:
     return stream.largest_gap(begin), chat.times[0] - asked
 
 
+@pytest.mark.case("29")
 @pytest.mark.alone
 @pytest.mark.parametrize(
     "prompt_tokens", [4 * 1024, pytest.param(8 * LONG, marks=pytest.mark.slow)]

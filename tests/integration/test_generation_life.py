@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ from mlx_isolate_engine.completion.request import SamplingRequest
 from mlx_isolate_engine.generation import row as row_module
 from mlx_isolate_engine.generation import sampling
 from mlx_isolate_engine.generation.plan import SamplingPlan
+from mlx_isolate_engine.generation.ports import LoadedModel
 from mlx_isolate_shared.errors import CapacityError, EngineError
 from tests.integration.generation_rig import (
     Answer,
     Rig,
     chat_request,
+    load_tiny,
     rig,
     run_async,
     text_request,
@@ -50,6 +53,7 @@ async def cancel(task: "asyncio.Task[Any]") -> None:
         await task
 
 
+@pytest.mark.case("09")
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 def test_a_cancelled_completion_leaves_every_phase(slow_model: Path, phase: str) -> None:
     async def test() -> None:
@@ -82,6 +86,7 @@ def test_a_cancelled_completion_leaves_every_phase(slow_model: Path, phase: str)
     run_async(test())
 
 
+@pytest.mark.case("09")
 def test_a_neighbour_of_a_cancelled_completion_is_untouched(slow_model: Path) -> None:
     async def test() -> None:
         async with rig(slow_model) as subject:
@@ -192,6 +197,7 @@ def test_a_broken_row_fails_alone(
     run_async(test())
 
 
+@pytest.mark.case("01")
 def test_a_loop_that_fails_says_so_and_every_completion_ends(
     full_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +220,34 @@ def test_a_loop_that_fails_says_so_and_every_completion_ends(
             late = asyncio.create_task(subject.run(text_request("x")))
             with pytest.raises(EngineError):
                 await late
+
+    run_async(test())
+
+
+@pytest.mark.case("x1")
+def test_the_thread_that_loads_is_the_one_that_generates(
+    full_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.generate import BatchGenerator
+
+    threads: list[int] = []
+    step = BatchGenerator.next
+
+    def load(folder: Path) -> LoadedModel:
+        threads.append(threading.get_ident())
+        return load_tiny(folder)
+
+    def next_noted(self: Any) -> Any:
+        threads.append(threading.get_ident())
+        return step(self)
+
+    monkeypatch.setattr(BatchGenerator, "next", next_noted)
+
+    async def test() -> None:
+        async with rig(full_model, load=load) as subject:
+            await asyncio.gather(*(subject.run(text_request("x", max_tokens=3)) for _ in range(3)))
+        assert len(threads) > 3
+        assert set(threads) == {threads[0]} != {threading.get_ident()}
 
     run_async(test())
 
@@ -296,6 +330,7 @@ def test_a_parked_completion_can_be_cancelled(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.case("11")
 @pytest.mark.alone
 def test_three_hundred_aborts_leak_nothing(full_model: Path) -> None:
     source = random.Random(11)
@@ -348,6 +383,7 @@ def test_three_hundred_aborts_leak_nothing(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.case("05")
 @pytest.mark.parametrize("seed", range(2))
 def test_answers_do_not_leak_between_concurrent_requests(parrot_model: Path, seed: int) -> None:
     source = random.Random(seed)

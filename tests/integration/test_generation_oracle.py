@@ -79,6 +79,7 @@ def test_greedy_tokens_equal_mlx_lm_eight_at_once(
     run_async(test())
 
 
+@pytest.mark.case("06")
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.kind)
 def test_answers_from_a_warm_cache_equal_mlx_lm(
     spec: ModelSpec, model_folder: Callable[[ModelSpec], Path]

@@ -21,6 +21,7 @@ async def text_of(subject: Rig, request: SamplingRequest) -> str:
     return (await subject.run(text_request("hello", max_tokens=40, sampling=request))).text
 
 
+@pytest.mark.case("42")
 def test_a_seed_gives_the_same_text_alone_and_beside_neighbours(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:
@@ -36,6 +37,7 @@ def test_a_seed_gives_the_same_text_alone_and_beside_neighbours(full_model: Path
     run_async(test())
 
 
+@pytest.mark.case("42")
 def test_a_seed_gives_the_same_text_after_a_restart(full_model: Path) -> None:
     async def run() -> str:
         async with rig(full_model) as subject:
@@ -44,6 +46,7 @@ def test_a_seed_gives_the_same_text_after_a_restart(full_model: Path) -> None:
     assert run_async(run()) == run_async(run())
 
 
+@pytest.mark.case("42")
 def test_seeds_differ_and_no_seed_is_random_also_after_a_restart(full_model: Path) -> None:
     async def run() -> tuple[list[str], list[str]]:
         async with rig(full_model) as subject:
@@ -58,6 +61,7 @@ def test_seeds_differ_and_no_seed_is_random_also_after_a_restart(full_model: Pat
     assert len({*first, *second}) == 10
 
 
+@pytest.mark.case("42")
 def test_greedy_is_stable(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:

@@ -148,6 +148,7 @@ def test_kv_bits_that_cannot_work_refuse_the_start(
     run_async(test())
 
 
+@pytest.mark.case("09")
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 def test_a_cancelled_completion_leaves_every_phase_of_the_serial_lane(
     slow_model: Path, phase: str

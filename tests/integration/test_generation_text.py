@@ -41,6 +41,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_it_lies(full_model: Path
     run_async(test())
 
 
+@pytest.mark.case("31")
 def test_a_length_cut_says_length_and_counts_exactly(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:
@@ -65,6 +66,7 @@ def test_an_answer_that_ends_by_itself_says_stop(parrot_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.case("32")
 @pytest.mark.parametrize("count", range(1, 26))
 def test_a_length_cut_splits_no_character(parrot_model: Path, count: int) -> None:
     text = "日本語 👩‍💻 ďábel 🇨🇿 🏳️‍🌈 שלום"
@@ -80,6 +82,7 @@ def test_a_length_cut_splits_no_character(parrot_model: Path, count: int) -> Non
     run_async(test())
 
 
+@pytest.mark.case("32")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_bytes_give_the_text_that_their_bytes_mean(full_model: Path, seed: int) -> None:
     # At this temperature all 512 tokens are about equally likely: bytes, specials and merges.
@@ -107,6 +110,7 @@ def test_vocabulary_bytes_are_those_that_the_tokenizer_decodes(full_model: Path)
     assert vocabulary.raw(VOCAB_SIZE + 5) == b""
 
 
+@pytest.mark.case("43")
 def test_logprobs_are_ordered_and_cover_the_content(full_model: Path) -> None:
     async def test() -> None:
         async with rig(full_model) as subject:
@@ -155,6 +159,7 @@ def test_reasoning_comes_apart_and_the_rest_is_content(
     run_async(test())
 
 
+@pytest.mark.case("34")
 def test_tool_calls_of_the_model_become_calls(model_folder: Callable[[ModelSpec], Path]) -> None:
     folder = model_folder(ModelSpec(kind="parrot", template="tools", context=8192))
     tools = ({"adds": "two numbers"},)  # worded unlike the call, which the parrot repeats
@@ -180,6 +185,7 @@ def test_tool_calls_of_the_model_become_calls(model_folder: Callable[[ModelSpec]
     run_async(test())
 
 
+@pytest.mark.case("34")
 def test_arguments_of_tool_calls_are_streamed_and_join_to_the_whole(
     model_folder: Callable[[ModelSpec], Path],
 ) -> None:

@@ -36,8 +36,9 @@ def chat_on(connection: http.client.HTTPConnection, **fields: Any) -> tuple[int,
     return response.status, json.loads(response.read())
 
 
+@pytest.mark.case("27")
 def test_a_kill_behind_pooled_connections_is_never_a_500(tmp_path: Path) -> None:
-    """Case 27: ten chats fill the pool, the engine is killed, the client goes on at once."""
+    """Ten chats fill the pool, the engine is killed, the client goes on at once."""
     with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as daemon:
         daemon.wait_state("ready")
         connection = daemon.connect()
@@ -77,25 +78,25 @@ def expect(daemon: RunningDaemon, body: bytes, expectation: str) -> tuple[list[i
             client.sendall(body)
 
 
+@pytest.mark.case("46")
 @pytest.mark.parametrize("size", [10_000, 3_000_000])
 def test_a_client_that_waits_for_100_is_not_held_up(daemon: RunningDaemon, size: int) -> None:
-    """Case 46."""
     body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
     statuses, seconds = expect(daemon, body, "100-continue")
     assert statuses == [100, 200] and seconds < 2.0
 
 
+@pytest.mark.case("46")
 def test_expectations_that_end_in_an_error_have_one_final_status(daemon: RunningDaemon) -> None:
-    """Case 46."""
     assert expect(daemon, b'{"model":"nope"}', "100-continue")[0] == [100, 404]
     assert expect(daemon, b"{}", "foo")[0] == [417]
 
 
+@pytest.mark.case("46")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_with_expect_is_answered_without_its_second_of_waiting(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """Case 46."""
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"messages": [{"role": "user", "content": "x" * 3_000_000}]}))
     done = subprocess.run(
@@ -111,19 +112,20 @@ def test_curl_with_expect_is_answered_without_its_second_of_waiting(
     assert status == "200" and float(seconds) < 0.9
 
 
+@pytest.mark.case("47")
 @pytest.mark.parametrize("size", [1_153_433, 8 << 20, (64 << 20) - 200])
 def test_large_bodies_reach_the_engine(daemon: RunningDaemon, size: int) -> None:
-    """Case 47."""
     answer = daemon.chat(padding="x" * size)
     assert answer.status == 200
 
 
+@pytest.mark.case("47")
 def test_a_body_over_the_limit_is_a_json_413(daemon: RunningDaemon) -> None:
-    """Case 47."""
     answer = daemon.chat(padding="x" * (64 << 20))
     assert answer.status == 413 and answer.json()["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
@@ -144,16 +146,15 @@ def test_a_body_over_the_limit_is_a_json_413(daemon: RunningDaemon) -> None:
 def test_every_answer_of_the_daemon_carries_the_origin_once(
     daemon: RunningDaemon, method: str, path: str, body: Any, status: int
 ) -> None:
-    """Case 48."""
     answer = daemon.ask(method, path, body, ORIGIN)
     assert answer.status == status or (path == "/" and answer.status in (200, 302, 404))
     assert answer.headers.get_all("Access-Control-Allow-Origin") == [ORIGIN["Origin"]]
     assert daemon.ask(method, path, body).headers.get_all("Access-Control-Allow-Origin") is None
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/models/load", "/status"])
 def test_a_preflight_of_any_endpoint_is_answered(daemon: RunningDaemon, path: str) -> None:
-    """Case 48."""
     asked = "authorization,content-type,x-stainless-os"
     headers = {
         **ORIGIN,
@@ -164,18 +165,19 @@ def test_a_preflight_of_any_endpoint_is_answered(daemon: RunningDaemon, path: st
     assert answer.status == 204 and answer.headers["Access-Control-Allow-Headers"] == asked
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/status", "/ui", CHAT])
 def test_a_foreign_host_reaches_no_endpoint(daemon: RunningDaemon, path: str) -> None:
-    """Case 49."""
     answer = daemon.ask("GET", path, headers={"Host": "evil.example"})
     assert answer.status == 403 and answer.json()["error"]["code"] == "host_not_allowed"
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize("model", ["nope/nope", "../../etc", "/etc/passwd", ""])
 def test_an_unknown_model_is_told_at_once_while_a_stream_runs(
     daemon: RunningDaemon, model: str
 ) -> None:
-    """Case 49: no look-up elsewhere, no spawn, no unload."""
+    """No look-up elsewhere, no spawn, no unload."""
     before = daemon.status()["models"][0]["pid"]
     with daemon.stream(fake={"chunks": 1000, "interval_s": 0.01}) as stream:
         stream.recv(1)

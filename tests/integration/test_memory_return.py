@@ -12,6 +12,7 @@ from tests.simulation import SimulatedLoop, simulate, simulated_pool
 GB = 1_000_000_000
 
 
+@pytest.mark.case("x2")
 @pytest.mark.parametrize("lag_s", [0.0, 6.0, 600.0])
 def test_a_load_waits_for_the_memory_of_the_one_before_within_limits(lag_s: float) -> None:
     async def main(loop: SimulatedLoop) -> None:

@@ -44,7 +44,8 @@ def most_at_once(rig: PoolRig) -> int:
     return most
 
 
-def test_case_15_a_switch_waits_for_a_running_stream_and_cuts_nothing() -> None:
+@pytest.mark.case("15")
+def test_a_switch_waits_for_a_running_stream_and_cuts_nothing() -> None:
     async def main() -> None:
         async with pool_rig(TWO, limits=ONE) as rig:
             lease = await rig.pool.find("a").admit("1")
@@ -65,7 +66,8 @@ def test_case_15_a_switch_waits_for_a_running_stream_and_cuts_nothing() -> None:
     run(main())
 
 
-def test_case_15_two_clients_that_alternate_never_block_each_other() -> None:
+@pytest.mark.case("15")
+def test_two_clients_that_alternate_never_block_each_other() -> None:
     async def main() -> None:
         async with pool_rig(TWO, limits=ONE) as rig:
 
@@ -80,6 +82,7 @@ def test_case_15_two_clients_that_alternate_never_block_each_other() -> None:
     run(main(), 60)
 
 
+@pytest.mark.case("15")
 def test_nobody_starves_beside_a_crowd() -> None:
     async def main() -> None:
         async with pool_rig(TWO, limits=ONE, places=2) as rig:
@@ -246,7 +249,8 @@ def test_keep_then_commit_switches_without_a_gap_and_keeps_the_old_one_if_the_ne
     run(main())
 
 
-def test_case_16_a_model_that_cannot_work_gives_its_room_back() -> None:
+@pytest.mark.case("16")
+def test_a_model_that_cannot_work_gives_its_room_back() -> None:
     async def main() -> None:
         async with pool_rig({"a": {"die": "exit:78"}, "b": {}}, limits=ONE) as rig:
             with pytest.raises(CapacityError) as caught:
@@ -260,7 +264,8 @@ def test_case_16_a_model_that_cannot_work_gives_its_room_back() -> None:
     run(main())
 
 
-def test_case_17_a_crash_loop_does_not_keep_another_model_out() -> None:
+@pytest.mark.case("17")
+def test_a_crash_loop_does_not_keep_another_model_out() -> None:
     async def main() -> None:
         async with pool_rig({"a": {"die": "exit:1"}, "b": {}}, limits=ONE) as rig:
             crashing = asyncio.create_task(rig.complete("a"))

@@ -125,6 +125,7 @@ def test_first_tokens_do_not_wait_for_ever_longer_prompts_nor_these_for_ever(
     assert max(each.first_token_s for each in chats if each.texts) < 0.1
 
 
+@pytest.mark.case("29")
 def test_a_slow_device_keeps_a_stream_running_and_cuts_in_few_shapes(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, SMALL_CPU)
     stream = lane.ask(8, 100_000)

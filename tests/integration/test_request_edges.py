@@ -44,20 +44,23 @@ def prompt_tokens(engine: EngineProcess, *messages: dict[str, Any]) -> int:
     return count
 
 
+@pytest.mark.case("36")
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
-def test_case_36_parts_are_the_joined_string(engine: EngineProcess, role: str) -> None:
+def test_parts_are_the_joined_string(engine: EngineProcess, role: str) -> None:
     parts = [{"type": "text", "text": "My name is "}, {"type": "text", "text": "Zorblax-17."}]
     joined = prompt_tokens(engine, USER, {"role": role, "content": "My name is Zorblax-17."})
     assert prompt_tokens(engine, USER, {"role": role, "content": parts}) == joined
 
 
+@pytest.mark.case("37")
 @pytest.mark.parametrize("limit", [-1, 1_000_000_000, 1e9])
-def test_case_37_huge_limit_is_capped_by_the_context(engine: EngineProcess, limit: Any) -> None:
+def test_huge_limit_is_capped_by_the_context(engine: EngineProcess, limit: Any) -> None:
     answer = post(engine, messages=[USER], max_tokens=limit).json
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] <= CONTEXT
 
 
+@pytest.mark.case("37")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -74,7 +77,7 @@ def test_case_37_huge_limit_is_capped_by_the_context(engine: EngineProcess, limi
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_case_37_bad_value_is_400_by_name(
+def test_bad_value_is_400_by_name(
     engine: EngineProcess, field: str, value: Any, stream: bool
 ) -> None:
     body: dict[str, Any] = {"messages": [USER], "max_tokens": 4, "stream": stream, field: value}
@@ -83,6 +86,7 @@ def test_case_37_bad_value_is_400_by_name(
     assert response.json["error"]["param"].startswith(field)
 
 
+@pytest.mark.case("37")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -98,10 +102,11 @@ def test_case_37_bad_value_is_400_by_name(
         {"stream_options": None, "tools": [], "response_format": {"type": "text"}},
     ],
 )
-def test_case_37_boundary_value_is_answered(engine: EngineProcess, fields: dict[str, Any]) -> None:
+def test_boundary_value_is_answered(engine: EngineProcess, fields: dict[str, Any]) -> None:
     assert post(engine, messages=[USER], max_tokens=4, **fields).status == 200
 
 
+@pytest.mark.case("39")
 @pytest.mark.parametrize(
     "messages",
     [
@@ -114,10 +119,11 @@ def test_case_37_boundary_value_is_answered(engine: EngineProcess, fields: dict[
         [USER, {"role": "assistant", "content": None}, USER],
     ],
 )
-def test_case_39_odd_conversation_is_answered(engine: EngineProcess, messages: Any) -> None:
+def test_odd_conversation_is_answered(engine: EngineProcess, messages: Any) -> None:
     assert post(engine, messages=messages, max_tokens=2).status == 200
 
 
+@pytest.mark.case("39")
 @pytest.mark.parametrize(
     ("template", "messages"),
     [
@@ -127,7 +133,7 @@ def test_case_39_odd_conversation_is_answered(engine: EngineProcess, messages: A
         ("broken", [USER]),
     ],
 )
-def test_case_39_template_that_refuses_is_400_with_its_reason(
+def test_template_that_refuses_is_400_with_its_reason(
     model_folder: Callable[[ModelSpec], Path], template: str, messages: Any
 ) -> None:
     folder = model_folder(ModelSpec(kind="full", context=CONTEXT, template=template))
@@ -142,7 +148,8 @@ def test_case_39_template_that_refuses_is_400_with_its_reason(
         assert completion.status == 200
 
 
-def test_case_44_prompts_around_the_context(engine: EngineProcess) -> None:
+@pytest.mark.case("44")
+def test_prompts_around_the_context(engine: EngineProcess) -> None:
     def complete(tokens: int, **fields: Any) -> RawResponse:
         return post(engine, "/v1/completions", prompt=[65] * tokens, **fields)
 
@@ -156,7 +163,8 @@ def test_case_44_prompts_around_the_context(engine: EngineProcess) -> None:
     assert nearly["usage"]["total_tokens"] <= CONTEXT
 
 
-def test_case_43_logprobs_with_a_stop_string_join_to_the_content(engine: EngineProcess) -> None:
+@pytest.mark.case("43")
+def test_logprobs_with_a_stop_string_join_to_the_content(engine: EngineProcess) -> None:
     text = post(engine, messages=[USER], max_tokens=12, temperature=0).json["choices"][0][
         "message"
     ]["content"]
@@ -186,7 +194,8 @@ def test_case_43_logprobs_with_a_stop_string_join_to_the_content(engine: EngineP
         assert all(len(token["top_logprobs"]) == 20 for token in tokens)
 
 
-def test_case_49_model_field_is_not_looked_up(engine: EngineProcess) -> None:
+@pytest.mark.case("49")
+def test_model_field_is_not_looked_up(engine: EngineProcess) -> None:
     for model in ("nope/nope", "../../etc", "/etc/passwd", "", 5, None):
         response = post(engine, messages=[USER], max_tokens=1, model=model)
         assert response.status == 200

@@ -247,6 +247,7 @@ def total(root: Path) -> int:
     return sum(p.lstat().st_size for p in root.rglob("*.safetensors") if not p.is_symlink())
 
 
+@pytest.mark.case("23")
 def test_the_least_recently_used_file_leaves_first(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     paths = many(store, 4)
@@ -259,6 +260,7 @@ def test_the_least_recently_used_file_leaves_first(tmp_path: Path) -> None:
     assert store.stats().evicted == 1
 
 
+@pytest.mark.case("23")
 def test_a_cap_halved_at_restart_holds_at_once(tmp_path: Path) -> None:
     paths = many(open_store(tmp_path), 6)
     cap = total(tmp_path) // 2
@@ -270,6 +272,7 @@ def test_a_cap_halved_at_restart_holds_at_once(tmp_path: Path) -> None:
     assert reopened.stats().bytes == total(tmp_path)
 
 
+@pytest.mark.case("23")
 def test_foreign_files_and_links_are_never_touched(tmp_path: Path) -> None:
     root, outside = tmp_path / "cache", tmp_path / "outside"
     outside.mkdir()

@@ -39,8 +39,8 @@ def refused(outcome: subprocess.CompletedProcess[str], status: int) -> str:
     return lines[0].removeprefix("mlx-isolate: ")
 
 
+@pytest.mark.case("19")
 def test_a_taken_port_ends_the_start_and_harms_nobody(tmp_path: Path, model: str) -> None:
-    """Case 19a."""
     with RunningDaemon(tmp_path / "a", model) as first:
         first.wait_state("ready")
         pid = first.status()["models"][0]["pid"]
@@ -59,6 +59,7 @@ def test_a_taken_port_ends_the_start_and_harms_nobody(tmp_path: Path, model: str
         assert first.chat().status == 200
 
 
+@pytest.mark.case("19")
 def test_a_port_that_something_else_holds_is_never_swapped_for_another(
     tmp_path: Path, model: str
 ) -> None:

@@ -222,6 +222,7 @@ def test_what_cannot_be_written_stays_in_ram_through_idleness(
     assert cache.figures().ram_entries == 1
 
 
+@pytest.mark.case("22")
 def test_a_full_disk_warns_once_and_writes_resume(
     build: Build, tier: FakeColdTier, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,7 @@ def json_call(arguments: Any, **layout: Any) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
+@pytest.mark.case("34")
 @given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_parts_join_to_the_whole_arguments_of_json_calls(
     arguments: list[dict[str, Any]], source: random.Random
@@ -102,6 +103,7 @@ def test_a_call_in_another_order_comes_whole(body: str, stream: bool) -> None:
     assert len(calls(events)) == 1
 
 
+@pytest.mark.case("34")
 @pytest.mark.parametrize(
     ("text", "written"),
     [

@@ -28,6 +28,7 @@ def transcripts(request: completions.TextRequest, delta: ContentDelta) -> Sequen
     return result
 
 
+@pytest.mark.case("31")
 def test_stream_is_byte_for_byte_as_documented() -> None:
     streamer = parse(stream=True).streamer()
     events = [
@@ -92,6 +93,7 @@ def test_prompts_times_choices_are_indexed_and_counted_once_each() -> None:
     assert answer["usage"]["completion_tokens"] == 12
 
 
+@pytest.mark.case("43")
 def test_logprobs_in_the_old_shape() -> None:
     other = TokenLogprob(token="x", raw=b"x", logprob=-2.0)
     tokens = tuple(

@@ -1,5 +1,7 @@
 """What stays in the RAM tier, what leaves, and in which order."""
 
+import pytest
+
 from mlx_isolate_engine.cache.ram_tier import Entry, RamTier
 from mlx_isolate_engine.cache.token_index import token_key
 
@@ -16,6 +18,7 @@ def entry(*tokens: int, size: int = 10, cuttable: bool = False, namespace: str =
     )
 
 
+@pytest.mark.case("26")
 def test_the_byte_cap_holds_after_every_put() -> None:
     tier = RamTier(entries_max=100, bytes_max=35)
     gone = [e for n in range(9) for e in tier.put(entry(n, n)).evicted]

@@ -61,6 +61,7 @@ def test_any_origin_is_a_star_even_without_an_origin() -> None:
         assert dict(policy.answer_headers(origin))["Access-Control-Allow-Origin"] == "*"
 
 
+@pytest.mark.case("48")
 def test_without_allowed_origins_cors_is_off() -> None:
     assert OriginPolicy(allowed=()).answer_headers("http://localhost") == ()
 
@@ -86,6 +87,7 @@ def test_hosts_that_a_loopback_server_answers_for(host: str | None) -> None:
     assert HostPolicy(bound_host="127.0.0.1", allowed=("Box.example",)).allows(host)
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80"]

@@ -23,6 +23,7 @@ def crash(budget: RestartBudget, now: float, *, completed: bool = False) -> Judg
     return judge(ending, budget, now=now, jitter=0.0, settings=SETTINGS)
 
 
+@pytest.mark.case("17")
 def test_the_delay_grows_with_the_crashes_of_the_last_minute() -> None:
     budget, delays = RestartBudget(), []
     for second in range(9):

@@ -79,6 +79,7 @@ def cut(text: str, source: random.Random) -> list[bytes]:
     return [raw[a:b] for a, b in pairwise(edges)]
 
 
+@pytest.mark.case("32")
 @given(st.text(max_size=40), st.randoms(use_true_random=False))
 def test_characters_are_never_split(text: str, source: random.Random) -> None:
     events = assemble(cut(text, source), TextPlan())
@@ -86,6 +87,7 @@ def test_characters_are_never_split(text: str, source: random.Random) -> None:
     assert all(e.text for e in events if isinstance(e, ContentDelta))
 
 
+@pytest.mark.case("32")
 def test_plain_ascii_comes_token_by_token() -> None:
     pieces = [b"one", b" ", b"two", b" three", b"\n"]
     assert [e.text for e in assemble(pieces, TextPlan()) if isinstance(e, ContentDelta)] == [
@@ -133,6 +135,7 @@ def test_a_text_completion_keeps_its_markers() -> None:
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+@pytest.mark.case("34")
 @given(st.randoms(use_true_random=False))
 def test_tool_calls_do_not_depend_on_the_cuts(source: random.Random) -> None:
     plan = TextPlan(split_reasoning=True, tools=TOOLS)
@@ -144,6 +147,7 @@ def test_tool_calls_do_not_depend_on_the_cuts(source: random.Random) -> None:
     assert first.id and second.id and first.id != second.id
 
 
+@pytest.mark.case("34")
 @pytest.mark.parametrize(
     "text",
     [
@@ -174,6 +178,7 @@ def test_a_call_inside_reasoning_is_a_call() -> None:
     assert (reasoning(events), content(events)) == ("hm ", " done")
 
 
+@pytest.mark.case("43")
 @given(
     st.text(alphabet="aé日👩<>/think", max_size=40),
     st.lists(st.sampled_from(["a", "日", "<t", "nk>"]), max_size=2, unique=True),

@@ -106,7 +106,8 @@ def test_an_engines_refusal_after_a_comment_is_an_event_and_the_end() -> None:
     run(main())
 
 
-def test_case_30c_comments_do_not_hold_off_the_news_of_a_death() -> None:
+@pytest.mark.case("30")
+def test_comments_do_not_hold_off_the_news_of_a_death() -> None:
     async def main() -> None:
         async with make_rig(QUICK) as rig:
             client = await waiting(rig)

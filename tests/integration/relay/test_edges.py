@@ -41,6 +41,7 @@ def of_size(size: int) -> bytes:
     return body + b'""' + b" " * (size - len(body) - 4) + b"]}"
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize(
     ("model", "status"),
     [
@@ -53,8 +54,6 @@ def of_size(size: int) -> bytes:
     ],
 )
 def test_a_model_that_is_not_served_is_refused_before_any_engine(model: str, status: int) -> None:
-    """Case 49."""
-
     async def scenario() -> None:
         async with make_rig() as rig:
             client = await rig.connect()
@@ -69,10 +68,9 @@ def test_a_model_that_is_not_served_is_refused_before_any_engine(model: str, sta
     run(scenario())
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize("body", [b"{}", b'{"model":null}'])
 def test_a_request_without_a_model_goes_to_the_first(body: bytes) -> None:
-    """Case 49."""
-
     async def scenario() -> None:
         async with make_rig() as rig:
             client, side = await rig.ask(body)
@@ -82,9 +80,10 @@ def test_a_request_without_a_model_goes_to_the_first(body: bytes) -> None:
     run(scenario())
 
 
+@pytest.mark.case("49")
 @pytest.mark.parametrize("host", [b"evil.example", b"evil.example:8080", b"127.0.0.1.evil.example"])
 def test_a_foreign_host_is_refused(host: bytes) -> None:
-    """Case 49: DNS rebinding."""
+    """DNS rebinding."""
 
     async def scenario() -> None:
         async with make_rig() as rig:
@@ -120,10 +119,9 @@ def test_a_blind_post_of_a_foreign_page_is_refused() -> None:
     run(scenario())
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
 def test_a_wrong_method_is_405_and_names_the_right_one(method: str) -> None:
-    """Case 48."""
-
     async def scenario() -> None:
         async with make_rig() as rig:
             client = await rig.connect()
@@ -176,6 +174,7 @@ async def preflight(client: Client, origin: str) -> Answer:
     return await client.read_answer()
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize(
     ("allowed", "origin", "expected"),
     [
@@ -187,8 +186,6 @@ async def preflight(client: Client, origin: str) -> Answer:
 def test_an_allowed_preflight_reflects_the_asked_headers(
     allowed: tuple[str, ...], origin: str, expected: str
 ) -> None:
-    """Case 48."""
-
     async def scenario() -> None:
         async with make_rig(origins=allowed) as rig:
             answer = await preflight(await rig.connect(), origin)
@@ -202,6 +199,7 @@ def test_an_allowed_preflight_reflects_the_asked_headers(
     run(scenario())
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("allowed", [("loopback",), ()])
 def test_a_preflight_that_is_not_allowed_gets_no_cors_header(allowed: tuple[str, ...]) -> None:
     async def scenario() -> None:
@@ -213,12 +211,13 @@ def test_a_preflight_that_is_not_allowed_gets_no_cors_header(allowed: tuple[str,
     run(scenario())
 
 
+@pytest.mark.case("48")
 @pytest.mark.parametrize("allowed", [("loopback",), ()], ids=["on", "off"])
 @pytest.mark.parametrize("kind", ["stream", "plain", "400", "404", "503", "405", "path", "413"])
 def test_every_answer_carries_exactly_one_allowed_origin_or_none(
     kind: str, allowed: tuple[str, ...]
 ) -> None:
-    """Case 48; the engine's own CORS headers must not double ours."""
+    """The engine's own CORS headers must not double ours."""
     origin = b"Origin: http://localhost:3000\r\n"
 
     async def scenario() -> None:
@@ -251,9 +250,9 @@ def test_every_answer_carries_exactly_one_allowed_origin_or_none(
     run(scenario())
 
 
+@pytest.mark.case("46")
 @pytest.mark.parametrize("size", [10_000, 3_000_000])
 def test_a_client_that_expects_100_gets_it_once_and_at_once(size: int) -> None:
-    """Case 46."""
     body = of_size(size)
 
     async def scenario() -> None:
@@ -276,8 +275,9 @@ def test_a_client_that_expects_100_gets_it_once_and_at_once(size: int) -> None:
     run(scenario())
 
 
+@pytest.mark.case("46")
 def test_an_unknown_model_is_one_final_status_after_the_100() -> None:
-    """Case 46: the model is named in the body, so the body is asked for."""
+    """The model is named in the body, so the body is asked for."""
 
     async def scenario() -> None:
         async with make_rig() as rig:
@@ -293,9 +293,8 @@ def test_an_unknown_model_is_one_final_status_after_the_100() -> None:
     run(scenario())
 
 
+@pytest.mark.case("46")
 def test_a_body_over_the_limit_is_refused_without_asking_for_it() -> None:
-    """Case 46."""
-
     async def scenario() -> None:
         async with make_rig() as rig:
             client = await rig.connect()
@@ -310,9 +309,8 @@ def test_a_body_over_the_limit_is_refused_without_asking_for_it() -> None:
     run(scenario())
 
 
+@pytest.mark.case("46")
 def test_an_unknown_expectation_is_417() -> None:
-    """Case 46."""
-
     async def scenario() -> None:
         async with make_rig() as rig:
             client = await rig.connect()
@@ -324,10 +322,10 @@ def test_an_unknown_expectation_is_417() -> None:
     run(scenario())
 
 
+@pytest.mark.case("47")
 @pytest.mark.parametrize("size", [1_153_433, 8 * MIB, 64 * MIB])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 def test_large_bodies_up_to_the_limit_are_taken(size: int, is_chunked: bool) -> None:
-    """Case 47."""
     body = of_size(size)
     assert len(body) == size
 
@@ -346,10 +344,9 @@ def test_large_bodies_up_to_the_limit_are_taken(size: int, is_chunked: bool) -> 
     run(scenario())
 
 
+@pytest.mark.case("47")
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 def test_one_byte_over_the_limit_is_413(is_chunked: bool) -> None:
-    """Case 47."""
-
     async def scenario() -> None:
         async with make_rig(RelayLimits(body_bytes_max=2 * MIB)) as rig:
             body = of_size(2 * MIB)
@@ -378,9 +375,10 @@ async def send_body(client: Client, body: bytes, is_chunked: bool) -> None:
     await client.send(END)
 
 
+@pytest.mark.case("47")
 @pytest.mark.parametrize("coding", [b"gzip", b"deflate", b"br", b"zstd"])
 def test_a_compressed_body_is_415_and_is_never_unpacked(coding: bytes) -> None:
-    """Case 47: a gigabyte of zeros in a megabyte."""
+    """A gigabyte of zeros in a megabyte."""
 
     async def scenario() -> None:
         async with make_rig() as rig:
@@ -394,8 +392,9 @@ def test_a_compressed_body_is_415_and_is_never_unpacked(coding: bytes) -> None:
     run(scenario())
 
 
+@pytest.mark.case("47")
 def test_an_asked_for_compression_never_reaches_the_engine() -> None:
-    """Case 47: compression would hold back events."""
+    """Compression would hold back events."""
 
     async def scenario() -> None:
         async with make_rig() as rig:
@@ -412,6 +411,7 @@ def test_an_asked_for_compression_never_reaches_the_engine() -> None:
     run(scenario())
 
 
+@pytest.mark.case("47")
 def test_bodies_of_all_requests_together_are_bounded() -> None:
     async def scenario() -> None:
         async with make_rig(RelayLimits(bodies_bytes_max=3 * MIB)) as rig:

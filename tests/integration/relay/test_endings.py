@@ -110,6 +110,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_plain_answer_is_cancelled(leave
     run(scenario())
 
 
+@pytest.mark.case("09")
 @leaving
 def test_a_client_that_leaves_its_stream_is_cancelled_at_the_engine(leave: Leave) -> None:
     async def scenario() -> None:
@@ -227,6 +228,7 @@ def test_a_stalled_client_that_leaves_is_cancelled_at_the_engine(leave: Leave) -
     run(scenario())
 
 
+@pytest.mark.case("02")
 @dying
 @pytest.mark.parametrize(
     "sent", [b"", b"HTTP/1.1 200 OK\r\nContent-"], ids=["nothing", "half head"]
@@ -266,6 +268,7 @@ def test_a_death_in_the_middle_of_a_plain_answer_is_still_a_502(die: Death) -> N
     run(scenario())
 
 
+@pytest.mark.case("02")
 @dying
 @pytest.mark.parametrize("cut", [0, 1, 3, 5, 20, -1])
 def test_a_death_in_a_stream_is_one_error_event_behind_the_last_whole_event(
@@ -480,6 +483,7 @@ def test_connections_to_the_engine_are_kept_between_requests() -> None:
     run(scenario())
 
 
+@pytest.mark.case("27")
 def test_a_kept_connection_that_the_engine_closed_is_not_used_again() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
@@ -513,6 +517,7 @@ def test_a_connection_that_cannot_be_trusted_is_not_kept(answer: bytes) -> None:
     run(scenario())
 
 
+@pytest.mark.case("14")
 def test_a_request_is_never_sent_to_an_engine_twice() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:

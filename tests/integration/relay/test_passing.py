@@ -38,6 +38,7 @@ def test_a_body_reaches_the_engine_byte_for_byte() -> None:
     run(scenario())
 
 
+@pytest.mark.case("x8")
 @pytest.mark.parametrize(
     ("path", "engine_path"),
     [
@@ -210,6 +211,7 @@ def test_a_client_of_http_1_0_gets_the_payload_without_chunks() -> None:
     run(scenario())
 
 
+@pytest.mark.case("31")
 def test_one_client_read_brings_one_event() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
