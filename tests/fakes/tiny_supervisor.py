@@ -1,7 +1,8 @@
 """A supervisor without a front end, to be killed: a pool of one fake engine, told on stdout.
 
-Run as `python tests/fakes/tiny_supervisor.py RUN_DIR MODEL_FOLDER [stream]`. It reaps what an
-earlier one left, prints one JSON line per transition and load step, and with `stream` keeps a request running.
+Run as `python tests/fakes/tiny_supervisor.py RUN_DIR MODEL_FOLDER [stream] [launcher]`. It reaps
+what an earlier one left, prints one JSON line per transition and load step, with `stream` keeps a
+request running, and with `launcher` starts engines by a shell that forks them.
 """
 
 import asyncio
@@ -53,9 +54,11 @@ async def main() -> None:
     run_directory = RunDirectory.acquire(Path(sys.argv[1]))
     orphans = reap_orphans(run_directory.path)
     tell(orphans=[record.pid for record in orphans], strays=run_directory.remove_stray_sockets())
+    engine = (sys.executable, "-P", FAKE)
+    launcher = ("/bin/sh", "-c", '"$@" & wait', "launcher") if "launcher" in sys.argv[3:] else ()
     pool = Pool(
         [ModelSpec(id="m", model=sys.argv[2], preload=True)],
-        command=EngineCommand(argv=(sys.executable, "-P", FAKE)),
+        command=EngineCommand(argv=(*launcher, *engine)),
         settings=SlotSettings(),
         run_directory=run_directory,
         on_event=on_event,

@@ -13,10 +13,18 @@ import pytest
 
 from mlx_isolate_shared.errors import CapacityError, EngineError
 from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
-from tests.pool_rig import QUICK_RESTART, PoolRig, open_stream, pool_rig, run, with_lease
+from tests.pool_rig import (
+    FAKE_COMMAND,
+    QUICK_RESTART,
+    PoolRig,
+    open_stream,
+    pool_rig,
+    run,
+    with_lease,
+)
 from tests.waiting import wait_until, wait_until_answer
 
-ENDS = ["SIGKILL", "SIGSEGV", "SIGABRT", "exit:1"]
+ENDS = ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "exit:1"]
 PHASES: dict[str, tuple[bool, dict[str, Any]]] = {
     "prefill": (True, {"prefill_s": 0.05}),
     "decode": (True, {"after": 3, "chunks": 9}),
@@ -330,6 +338,38 @@ def test_helpers_of_an_engine_die_with_it() -> None:
             assert len(helpers) == 1
             rig.kill()
             await wait_until(lambda: not helpers[0].is_running(), 5)
+
+    run(main())
+
+
+# As a launcher that passes nothing on: the engine is its child.
+LAUNCHED = EngineCommand(argv=("/bin/sh", "-c", '"$@" & wait', "launcher", *FAKE_COMMAND.argv))
+WATCHED = SlotSettings(
+    report_silence_s=1.5, watchdog_interval_s=0.05, abort_window_s=0.3, restart=QUICK_RESTART
+)
+
+
+@pytest.mark.case("x4")
+@pytest.mark.parametrize("ending", ["unload", "stop", "kill", "hang"])
+def test_an_engine_behind_a_launcher_that_forks_is_reached(ending: str) -> None:
+    async def main() -> None:
+        async with pool_rig(command=LAUNCHED, settings=WATCHED) as rig:
+            await rig.complete()
+            launcher = psutil.Process(rig.pid())
+            [engine] = launcher.children()
+            if ending == "unload":
+                await rig.pool.unload("m")
+            elif ending == "stop":
+                await rig.pool.stop(5.0)
+            elif ending == "kill":
+                launcher.kill()
+            else:
+                engine.suspend()
+                with pytest.raises(EngineError):
+                    await rig.complete()
+            await wait_until(lambda: not engine.is_running() and not launcher.is_running(), 8)
+            if ending in ("kill", "hang"):
+                assert (await rig.complete()).status == 200
 
     run(main())
 

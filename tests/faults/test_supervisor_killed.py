@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mlx_isolate_shared.errors import ConfigError
@@ -29,12 +30,12 @@ TINY = Path(__file__).resolve().parents[1] / "fakes/tiny_supervisor.py"
 class Tiny:
     """A tiny supervisor as a child process."""
 
-    def __init__(self, home: Path, *, faults: dict[str, Any], stream: bool = False) -> None:
+    def __init__(self, home: Path, *, faults: dict[str, Any], words: tuple[str, ...] = ()) -> None:
         (home / "model").mkdir(exist_ok=True)
         (home / "model/fake.json").write_text(json.dumps(faults))
         argv = [sys.executable, str(TINY), str(home / "run"), str(home / "model")]
         self.child = subprocess.Popen(
-            argv + ["stream"] * stream, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*argv, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         assert self.child.stdout is not None
         self._stdout = self.child.stdout
@@ -107,7 +108,7 @@ PHASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_engines_end_with_a_killed_supervisor(home: Path, phase: str, stopped: bool) -> None:
     faults, state = PHASES[phase]
-    tiny = Tiny(home, faults=faults, stream=state == "streaming")
+    tiny = Tiny(home, faults=faults, words=("stream",) if state == "streaming" else ())
     pid = tiny.until(state)
     if stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -130,6 +131,16 @@ def test_the_next_start_ends_an_engine_that_outlived_its_supervisor(
     first = next_start_works(home)
     assert first["orphans"] == [pid]
     assert process_start(pid) is None
+
+
+@pytest.mark.case("x4")
+def test_an_engine_behind_a_launcher_that_forks_ends_with_a_killed_supervisor(home: Path) -> None:
+    tiny = Tiny(home, faults={}, words=("launcher",))
+    launcher = psutil.Process(tiny.until("ready"))
+    [engine] = launcher.children()
+    tiny.kill()
+    gone_within({launcher.pid, engine.pid}, 2)
+    next_start_works(home)
 
 
 def test_a_record_of_a_reused_pid_signals_nobody(home: Path) -> None:

@@ -136,6 +136,33 @@ def test_what_outlasts_the_shutdown_timeout_is_cut_with_an_error(tmp_path: Path)
     assert b"[DONE]" not in ending
 
 
+@pytest.mark.case("20")
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_frozen_engine_does_not_hold_up_the_end(tmp_path: Path, signals: int) -> None:
+    model = str(fake_model(tmp_path / "m"))
+    # Three seconds instead of sixty: the test with one signal waits for all of it.
+    with RunningDaemon(tmp_path / "home", model, "--shutdown-timeout", "3") as daemon:
+        pid = daemon.wait_state("ready")["pid"]
+        in_prefill = daemon.stream(fake={"prefill_s": 600.0})
+        stream = daemon.stream(fake={"chunks": 100_000, "interval_s": 0.05})
+        read_until(stream, b"data:")
+        wait_for(lambda: daemon.status()["models"][0]["active"] == 2, 5, "both are with the engine")
+        engines = daemon.engines()
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        if signals == 2:
+            wait_for(lambda: "a second Ctrl-C cuts" in daemon.stdout, 5, "the first was heard")
+            daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.wait_end(10) == (OK if signals == 1 else CUT_BASE + signal.SIGTERM)
+        assert time.monotonic() - began < (5.0 if signals == 1 else 2.0)
+        assert_nothing_left(engines, daemon.run_dir)
+        for client in (stream, in_prefill):
+            ending = read_all(client)
+            assert b'"error"' in ending
+            assert b"[DONE]" not in ending
+
+
 def test_a_stop_during_the_load_leaves_nothing(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m", hang_load=True))
     with RunningDaemon(tmp_path / "home", model) as daemon:
