@@ -35,6 +35,8 @@ class HttpError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        # A message may quote what a client sent as bytes that are no UTF-8.
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.status = status

@@ -65,7 +65,7 @@ async def ask_engine(
         ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise _broken("The engine ended before it had answered.") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _broken("The engine's answer was not JSON.") from error
 
 

@@ -144,7 +144,7 @@ class EventHub:
             epoch, _, number = last_event_id.rpartition("-")
             if epoch != self.epoch:
                 return 0, self._missed(0)
-            if number.isdecimal() and int(number) <= self._number:
+            if number.isdecimal() and len(number) <= 18 and int(number) <= self._number:
                 return int(number), self._missed(int(number))
             return self._number, 0
         kept = sorted(entry.number for ring in self._rings for entry in ring)

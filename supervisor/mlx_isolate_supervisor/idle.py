@@ -38,6 +38,12 @@ def asked_idle_s(keep_alive: str | float | None, ttl: float | None) -> float | N
     if isinstance(given, str):
         text = given.strip()
         return math.inf if text.startswith("-") else parse_time(text)
-    if math.isnan(given):
+    if given < 0:
+        return math.inf
+    try:
+        seconds = float(given)
+    except OverflowError:
+        raise ValueError("is too long a time; -1 means for ever") from None
+    if math.isnan(seconds):
         raise ValueError("is not a time")
-    return math.inf if given < 0 else float(given)
+    return seconds

@@ -14,8 +14,10 @@ FILES_KEPT = 5
 class LogFile:
     """An open log file. Used by one thread at a time; what it does may block.
 
+    A file that was moved or removed, its folder too, is made anew with the next line.
+
     Args:
-        path: in a folder that exists; older ones are `path.1` (the youngest) to `path.N`.
+        path: the file; older ones are `path.1` (the youngest) to `path.N`.
         bytes_max: size from which another file is begun.
         kept: how many older ones stay.
 
@@ -51,10 +53,19 @@ class LogFile:
             self._fd = None
 
     def _open(self) -> int:
+        if self._fd is not None and not self._is_in_place(self._fd):
+            self.close()
         if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o666)
         return self._fd
+
+    def _is_in_place(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(fd))
+        except OSError:
+            return False
 
     def _move_older(self) -> None:
         for number in range(self._kept, 0, -1):

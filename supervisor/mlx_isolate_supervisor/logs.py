@@ -86,6 +86,9 @@ class EventFormatter(logging.Formatter):
         text = f"{self._stamp}.{int(record.msecs):03d} {record.levelname:<7}{shown}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
+        if not text.isascii():
+            # What a client sent as bytes that are no UTF-8 could not be written or sent as such.
+            text = text.encode("utf-8", "backslashreplace").decode()
         return text
 
     @staticmethod

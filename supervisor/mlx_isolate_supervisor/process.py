@@ -6,6 +6,7 @@ fires when the *thread* that spawned them ends.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -192,7 +193,7 @@ class EngineProcess:
         popen: subprocess.Popen[bytes],
         pipes: _Pipes,
         name: EngineName,
-        run_directory: RunDirectory,
+        socket_path: Path,
         listener: ProcessListener,
         output: deque[str],
     ) -> None:
@@ -201,13 +202,13 @@ class EngineProcess:
         self.pid = popen.pid
         self.model_id = name.id
         self.incarnation = name.incarnation
-        self.socket_path = str(run_directory.new_socket_path())
+        self.socket_path = str(socket_path)
+        self._folder = socket_path.parent
         self.output = output
         self._output_lines = 0
         self.failure: wire.Failed | None = None
         self.violations = 0
         self.dying: Exit | None = None
-        self._run_directory = run_directory
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[Exit] = self._loop.create_future()
@@ -247,6 +248,8 @@ class EngineProcess:
         Raises:
             OSError: it cannot be started (no such program, no memory, no descriptors).
         """
+        # All that can fail comes before there is a child, or with it: none is left to nobody.
+        socket_path = run_directory.new_socket_path()
         pipes = _open_pipes()
         try:
             popen = _popen(command, environment, name, pipes)
@@ -255,7 +258,7 @@ class EngineProcess:
             raise
         finally:
             _close(*pipes.theirs)
-        process = cls(popen, pipes, name, run_directory, listener, output)
+        process = cls(popen, pipes, name, socket_path, listener, output)
         _humble(popen.pid, command.nice)
         process._record()
         return process
@@ -331,7 +334,17 @@ class EngineProcess:
                 incarnation=self.incarnation,
                 socket_path=self.socket_path,
             )
-            record_engine(self._run_directory.path, record)
+            try:
+                record_engine(self._folder, record)
+            except OSError as error:
+                # It ends with us all the same, but for a system without a parent-death signal.
+                log_event(
+                    "engine.not_recorded",
+                    logging.WARNING,
+                    model=self.model_id,
+                    incarnation=self.incarnation,
+                    reason=error.strerror,
+                )
 
     def _hear(self, lines: list[bytes]) -> None:
         messages: list[wire.Report] = []
@@ -408,8 +421,11 @@ class EngineProcess:
         self._output.close()
         self._spec.close()
         os.close(self._lifeline)
-        Path(self.socket_path).unlink(missing_ok=True)
-        forget_engine(self._run_directory.path, self.pid)
+        # Whoever waits for this end must learn of it, whatever has become of the run directory.
+        with contextlib.suppress(OSError):
+            Path(self.socket_path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            forget_engine(self._folder, self.pid)
         self._listener.on_exit(self, exit)
 
     @property

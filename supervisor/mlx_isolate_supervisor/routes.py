@@ -11,13 +11,11 @@ from aiohttp import web
 
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor import models_page
+from mlx_isolate_supervisor.asked import asked_model, whole_number
 from mlx_isolate_supervisor.logs import BOOK_LINES_MAX, LogBook
 from mlx_isolate_supervisor.openapi_page import OpenApiPage
 from mlx_isolate_supervisor.pool import Pool
 from mlx_isolate_supervisor.status import ModelStatus, Status
-
-# A control request names a model and little else.
-CONTROL_BODY_BYTES_MAX = 64 * 1024
 
 
 class DaemonView(Protocol):
@@ -61,12 +59,6 @@ class DaemonView(Protocol):
     def status(self) -> Status:
         """Everything, from memory."""
         ...
-
-
-class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /models/{load,unload,reload,reset}."""
-
-    model: str
 
 
 class Routes:
@@ -214,18 +206,7 @@ class Routes:
 
     async def _asked(self, request: web.Request) -> str:
         """The id of the model that a control request names."""
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > CONTROL_BODY_BYTES_MAX:
-                raise RequestError("The body is too large.", status=413, code="body_too_large")
-        try:
-            asked = msgspec.json.decode(body, type=ControlRequest)
-        except msgspec.DecodeError:
-            raise RequestError(
-                'The body must be JSON such as {"model": "…"}.', param="model"
-            ) from None
-        return self._daemon.pool.find(asked.model).model_id
+        return self._daemon.pool.find(await asked_model(request)).model_id
 
     def _find(self, name: str) -> ModelStatus:
         model_id = self._daemon.pool.find(name).model_id
@@ -233,12 +214,7 @@ class Routes:
 
 
 def _line_count(request: web.Request) -> int:
-    text = request.query.get("lines", "")
-    if not text:
-        return BOOK_LINES_MAX
-    if not text.isdigit():
-        raise RequestError("lines must be a whole number.", param="lines")
-    return min(int(text), BOOK_LINES_MAX)
+    return whole_number(request, "lines", BOOK_LINES_MAX, BOOK_LINES_MAX)
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

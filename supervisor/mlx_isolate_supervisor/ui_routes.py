@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from mlx_isolate_shared.errors import RequestError
+from mlx_isolate_supervisor.asked import asked_model, whole_number
 from mlx_isolate_supervisor.events import EventReader, SlowReader
 from mlx_isolate_supervisor.observability import Observability
 from mlx_isolate_supervisor.page import Page
@@ -22,7 +23,6 @@ STALLED_READER_S = 10.0
 # Bytes that may wait in the transport of one reader before a write waits.
 WRITE_BUFFER_BYTES = 16 * 1024
 REPLAY_MAX = 1024
-CONTROL_BODY_BYTES_MAX = 64 * 1024
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -58,12 +58,6 @@ def add_ui_routes(app: web.Application, watch: Observability, *, metrics: bool =
     app.on_shutdown.append(end_readers)
 
 
-class KillRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /drill/kill."""
-
-    model: str
-
-
 class _Endpoints:
     """Handlers over one Observability."""
 
@@ -74,7 +68,7 @@ class _Endpoints:
         """Server-sent events; `Last-Event-ID`, or `?replay=N` events back; `?model=` filters."""
         reader = self._watch.events.subscribe(
             last_event_id=request.headers.get("Last-Event-ID") or request.query.get("after"),
-            replay=_whole_number(request, "replay", REPLAY_MAX),
+            replay=whole_number(request, "replay", 0, REPLAY_MAX),
             model=request.query.get("model"),
         )
         try:
@@ -109,8 +103,8 @@ class _Endpoints:
 
     async def kill(self, request: web.Request) -> web.Response:
         """SIGKILL to a model's engine: the button that shows what a crash costs."""
-        asked = _decode(await request.content.read(CONTROL_BODY_BYTES_MAX))
-        model = next((m for m in self._watch.status().models if m.id == asked.model), None)
+        asked = await asked_model(request)
+        model = next((m for m in self._watch.status().models if m.id == asked), None)
         if model is None:
             raise RequestError("There is no such model.", status=404, code="model_not_found")
         if model.pid is None:
@@ -149,20 +143,6 @@ async def _copy(reader: EventReader, response: web.StreamResponse) -> bool:
     except ConnectionError:
         pass  # the client has gone
     return True
-
-
-def _decode(body: bytes) -> KillRequest:
-    try:
-        return msgspec.json.decode(body, type=KillRequest)
-    except msgspec.DecodeError:
-        raise RequestError('The body must be JSON such as {"model": "…"}.', param="model") from None
-
-
-def _whole_number(request: web.Request, name: str, most: int) -> int:
-    text = request.query.get(name, "0")
-    if not text.isdecimal():
-        raise RequestError(f"{name} is a whole number.", param=name)
-    return min(int(text), most)
 
 
 def _json(body: bytes) -> web.Response:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,36 @@ def test_a_run_directory_that_was_removed_is_made_anew(tmp_path: Path) -> None:
         assert daemon.chat().status == 200
         assert daemon.run_dir.stat().st_mode & 0o077 == 0
         assert (daemon.run_dir / "supervisor.lock").read_text().strip() == str(daemon.process.pid)
+
+
+def test_a_run_directory_that_became_a_file_leaves_no_model_stuck(tmp_path: Path) -> None:
+    place = Path(tempfile.mkdtemp(prefix="mi"))
+    run_dir = place / "r"
+    model = str(fake_model(tmp_path / "m"))
+    try:
+        with RunningDaemon(tmp_path / "home", model, run_dir=run_dir) as daemon:
+            pid = daemon.wait_state("ready")["pid"]
+            shutil.rmtree(run_dir)
+            run_dir.write_text("in the way")
+            os.kill(pid, signal.SIGKILL)
+            last = daemon.wait_state("backoff")["last_exit"]
+            assert last["cause"] == "spawn_failed"
+            assert str(run_dir) in last["reason"]
+            # What could not be started has left nobody behind either.
+            assert daemon.engines() == []
+            run_dir.unlink()
+            daemon.ask("POST", "/models/reset", {"model": "m"})
+            assert daemon.chat().status == 200
+            assert "Traceback" not in daemon.stderr
+    finally:
+        shutil.rmtree(place)
+
+
+def test_a_log_folder_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as daemon:
+        daemon.wait_state("ready")
+        folder = tmp_path / "home" / "logs"
+        (name,) = (path.name for path in folder.iterdir())
+        shutil.rmtree(folder)
+        daemon.chat()
+        wait_for(lambda: (folder / name).exists(), 5, "a new log file")

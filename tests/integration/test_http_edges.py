@@ -188,3 +188,40 @@ def test_an_unknown_model_is_told_at_once_while_a_stream_runs(
         assert answer.status == 404 and answer.json()["error"]["code"] == "model_not_found"
         assert daemon.status()["models"][0]["pid"] == before
         assert [process.pid for process in daemon.engines()] == [before]
+
+
+def raw_status(daemon: RunningDaemon, request: bytes) -> int:
+    """The status that bytes get which no client library would send."""
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=30) as client:
+        client.sendall(request)
+        with client.makefile("rb") as answer:
+            return int(answer.readline().split()[1])
+
+
+DEEP = b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b',"model":"m"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "body", "status"),
+    [
+        (b"GET /upstream/m/v1/models", b"Connection: \xff, x-a", b"", 200),
+        (b"GET /upstream/m/v1/models", b"Origin: http://\xff.localhost", b"", 200),
+        (b"POST /models/load", b"Origin: http://[", b"", 403),
+        (b"GET /upstream/m/ws", b"Origin: http://[\r\nUpgrade: websocket", b"", 403),
+        (b"POST /v1/chat/completions", b"Content-Encoding: \xff", b"{}", 415),
+        (b"GET /logs?lines=%C2%B2", b"Accept: */*", b"", 400),
+        (b"GET /logs?lines=" + b"9" * 5000, b"Accept: */*", b"", 400),
+        (b"GET /events?replay=" + b"9" * 5000, b"Accept: */*", b"", 400),
+        (b"POST /models/load", b"Accept: */*", DEEP, 400),
+        (b"POST /drill/kill", b"Accept: */*", DEEP, 400),
+        (b"POST /v1/completions", b"Accept: */*", b'{"ttl":1%b}' % (b"0" * 400), 400),
+        (b"POST /v1/completions", b"Accept: */*", b'{"keep_alive":1%b}' % (b"0" * 400), 400),
+    ],
+)
+def test_what_makes_no_sense_is_never_a_fault_of_the_servers(
+    daemon: RunningDaemon, line: bytes, field: bytes, body: bytes, status: int
+) -> None:
+    head = b"%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
+    request = head % (line, field) + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    assert raw_status(daemon, request) == status
+    assert "Traceback" not in daemon.stderr

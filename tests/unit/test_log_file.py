@@ -1,5 +1,6 @@
 """The log file: appended to, renamed when it is full, made anew when it has gone."""
 
+import shutil
 from pathlib import Path
 
 from mlx_isolate_supervisor.log_file import LogFile
@@ -28,4 +29,19 @@ def test_a_block_larger_than_a_file_is_kept_whole(tmp_path: Path) -> None:
     file.write(b"a long line\n")
     assert (tmp_path / "x.log").read_bytes() == b"a long line\n"
     assert not (tmp_path / "x.log.1").exists()
+    file.close()
+
+
+def test_a_file_that_was_moved_or_removed_with_its_folder_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "x.log"
+    path.parent.mkdir()
+    file = LogFile(path)
+    file.write(b"1\n")
+    path.rename(tmp_path / "kept")
+    file.write(b"2\n")
+    assert (tmp_path / "kept").read_bytes() == b"1\n"
+    assert path.read_bytes() == b"2\n"
+    shutil.rmtree(path.parent)
+    file.write(b"3\n")
+    assert path.read_bytes() == b"3\n"
     file.close()

@@ -72,3 +72,8 @@ async def _follow() -> list[list[str]]:
 
 def test_a_follower_gets_old_lines_then_new_ones_until_the_end() -> None:
     assert asyncio.run(_follow()) == [["n=1"], ["n=2", "n=3"]]
+
+
+def test_bytes_that_are_no_text_are_shown_and_harm_no_reader() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "at %s", ("\udcff",), None)
+    assert EventFormatter(with_date=True).format(record).endswith("at \\udcff")

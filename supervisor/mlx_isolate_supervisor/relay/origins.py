@@ -79,12 +79,23 @@ class OriginPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """
         if origin is None or self.allows(origin):
             return False
-        if host is not None and urlsplit(origin).netloc.lower() == host.lower():
+        if host is not None and _netloc(origin) == host.lower():
             return False
         return content_type.partition(";")[0].strip().lower() != "application/json"
 
 
+def _netloc(origin: str) -> str | None:
+    """Host and port of an origin in lower case; None where it is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
 def _is_loopback_origin(origin: str) -> bool:
+    # No browser sends other letters, and the origin goes back into the answer's head.
+    if not origin.isascii():
+        return False
     try:
         host = urlsplit(origin).hostname
     except ValueError:

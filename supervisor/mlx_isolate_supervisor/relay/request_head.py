@@ -48,7 +48,10 @@ def request_head(request: web.Request, engine_path: str, request_id: str, body_b
     """Request line and headers with the closing blank line; the query is kept as it came."""
     query = request.rel_url.raw_query_string
     target = f"{engine_path}?{query}" if query else engine_path
-    named = frozenset(token.encode() for token in _connection_tokens(request))
+    # Bytes that are no UTF-8 come as surrogates.
+    named = frozenset(
+        token.encode("utf-8", "surrogateescape") for token in _connection_tokens(request)
+    )
     lines = [
         f"{request.method} {target} HTTP/1.1".encode(),
         b"Host: engine",
