@@ -79,6 +79,19 @@ class RunDirectory:
         os.close(self._lock_fd)
 
 
+def holder_of(path: Path) -> str | None:
+    """The pid of the supervisor that holds the run directory `path`, or "unknown"; None = none."""
+    try:
+        with (path / LOCK_NAME).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read(32).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return None
+    return None
+
+
 def _make_and_lock(path: Path) -> int:
     make_private_directory(path)
     lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlx_isolate_supervisor.exit_codes import CUT_BASE, OK
+from mlx_isolate_supervisor.exit_codes import CUT_BASE, FAILED, OK
 from tests.running_daemon import RunningDaemon, fake_model, read_all, read_until
 from tests.waiting import wait_for
 
@@ -19,6 +19,14 @@ def assert_nothing_left(engines: list[psutil.Process], run_dir: Path) -> None:
     _, alive = psutil.wait_procs(engines, timeout=2)
     assert not alive
     assert not list(run_dir.glob("*.sock"))
+
+
+def refuses(daemon: RunningDaemon) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", daemon.port), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 @pytest.mark.case("19")
@@ -84,15 +92,7 @@ def test_a_new_connection_is_refused_while_draining(tmp_path: Path) -> None:
         stream = daemon.stream(fake={"chunks": 40, "interval_s": 0.05})
         read_until(stream, b"data:")
         daemon.process.send_signal(signal.SIGTERM)
-
-        def refused() -> bool:
-            try:
-                socket.create_connection(("127.0.0.1", daemon.port), timeout=1).close()
-            except ConnectionRefusedError:
-                return True
-            return False
-
-        wait_for(refused, 2, "new connections are refused")
+        wait_for(lambda: refuses(daemon), 2, "new connections are refused")
         assert b"data: [DONE]" in read_all(stream)
         assert daemon.wait_end(10) == OK
 
@@ -115,6 +115,25 @@ def test_a_second_signal_cuts(tmp_path: Path) -> None:
         assert_nothing_left(engines, daemon.run_dir)
     assert b'"error"' in ending
     assert b"[DONE]" not in ending
+
+
+def test_stop_now_cuts_one_that_a_first_stop_has_left_draining(tmp_path: Path) -> None:
+    """It listens no more by then, so it is found by its run directory."""
+    model = str(fake_model(tmp_path / "m"))
+    with RunningDaemon(tmp_path / "home", model) as daemon:
+        daemon.wait_state("ready")
+        stream = daemon.stream(fake={"chunks": 100_000, "interval_s": 0.05})
+        read_until(stream, b"data:")
+        place = {"MLX_ISOLATE_RUN_DIR": str(daemon.run_dir)}
+        for _ in range(2):
+            # A second plain stop waits as the first did; it cuts nothing.
+            waited = daemon.command("stop", "--timeout", "0.1", **place)
+            assert waited.returncode == FAILED
+            assert waited.stderr.endswith("still runs; to cut what it runs: stop --now\n")
+            wait_for(lambda: refuses(daemon), 2, "the first was heard")
+        assert daemon.command("stop", "--now", **place).returncode == OK
+        assert daemon.wait_end(5) == CUT_BASE + signal.SIGINT
+        assert b"[DONE]" not in read_all(stream)
 
 
 @pytest.mark.case("20")

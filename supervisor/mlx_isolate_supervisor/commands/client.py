@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 
 # Status pages are answered from memory, so a daemon that needs longer is not well.
 ANSWER_TIMEOUT_S = 10.0
@@ -35,9 +35,12 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=None,
+        metavar="URL",
         help="address of the daemon (MLX_ISOLATE_URL; default http://127.0.0.1:8080)",
     )
-    parser.add_argument("--api-key", default=None, help="key to send (MLX_ISOLATE_API_KEY)")
+    parser.add_argument(
+        "--api-key", default=None, metavar="KEY", help="key to send (MLX_ISOLATE_API_KEY)"
+    )
 
 
 def daemon_of(args: argparse.Namespace) -> "Daemon":
@@ -66,7 +69,7 @@ class Daemon:
         self.url = url
         self.api_key = api_key
         self.host = parts.hostname
-        self._port = parts.port
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._secure = parts.scheme == "https"
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -115,14 +118,17 @@ class Daemon:
         if answer.status >= 400:
             with answer:
                 message = _error_message(answer.read())
-            raise CommandError(message or f"the daemon answered {answer.status} to {path}")
+            raise CommandError(
+                message
+                or f"what answers at {self.url} is not mlx-isolate: it said {answer.status} to {path}"
+            )
         return answer
 
     def _send(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None
     ) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self.host, self._port, timeout=timeout_s)
+        connection = kind(self.host, self.port, timeout=timeout_s)
         headers = {**self._headers, "Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -132,7 +138,7 @@ class Daemon:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             reason = getattr(error, "strerror", None) or "no proper answer"
-            raise CommandError(
+            raise NoAnswerError(
                 f"no daemon answers at {self.url} ({reason}); start one with 'mlx-isolate serve', "
                 "or name another with --url."
             ) from error

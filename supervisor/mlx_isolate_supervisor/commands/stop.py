@@ -1,16 +1,20 @@
 """`mlx-isolate stop`: end the daemon of this machine, as a first SIGTERM does."""
 
 import argparse
+import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from mlx_isolate_shared.paths import run_directory
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
-from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 from mlx_isolate_supervisor.commands.serve import is_loopback
+from mlx_isolate_supervisor.rundir import holder_of
 from mlx_isolate_supervisor.status import Status
 
 POLL_S = 0.05
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=90.0,
         metavar="SECONDS",
-        help="how long to wait for its end (default %(default)s)",
+        help="how long to wait for its end (default %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print pid and outcome as JSON")
     add_client_arguments(parser)
@@ -35,27 +39,37 @@ def run(args: argparse.Namespace) -> int:
     daemon = daemon_of(args)
     if not is_loopback(daemon.host):
         raise CommandError("stop works on the machine of the daemon only")
-    pid = msgspec.json.decode(daemon.get("/status"), type=Status).supervisor.pid
-    is_gone = _end(pid, cut=args.now, timeout_s=args.timeout)
+    try:
+        pid = msgspec.json.decode(daemon.get("/status"), type=Status).supervisor.pid
+        signals = [signal.SIGTERM]
+    except NoAnswerError:
+        # One that is stopping listens no more, but holds its run directory to the end.
+        holder = holder_of(run_directory(daemon.port, os.environ.get("MLX_ISOLATE_RUN_DIR")))
+        if holder is None or not holder.isdecimal():
+            raise
+        pid, signals = int(holder), []
+    if args.now:
+        # Of another kind: two equal signals may merge while the first is pending.
+        signals.append(signal.SIGINT)
+    is_gone = _end(pid, signals, args.timeout)
     if args.json:
         print(msgspec.json.encode({"pid": pid, "stopped": is_gone}).decode())
     elif is_gone:
         print(f"stopped (pid {pid})")
     else:
-        print(f"mlx-isolate: pid {pid} still runs; try stop --now", file=sys.stderr)
+        then = "kill it with kill -9" if args.now else "to cut what it runs: stop --now"
+        print(f"mlx-isolate: pid {pid} still runs; {then}", file=sys.stderr)
     return exit_codes.OK if is_gone else exit_codes.FAILED
 
 
-def _end(pid: int, *, cut: bool, timeout_s: float) -> bool:
+def _end(pid: int, signals: Sequence[signal.Signals], timeout_s: float) -> bool:
     import psutil
 
     deadline = time.monotonic() + timeout_s
     try:
         process = psutil.Process(pid)
-        process.send_signal(signal.SIGTERM)
-        if cut:
-            # Of another kind: two equal signals may merge while the first is pending.
-            process.send_signal(signal.SIGINT)
+        for each in signals:
+            process.send_signal(each)
         # is_running compares start times, so that a reused pid does not count as alive.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             if time.monotonic() > deadline:

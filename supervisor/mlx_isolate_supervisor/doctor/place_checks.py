@@ -1,6 +1,5 @@
 """Where the daemon would run: its port, run directory, hub cache, and its service."""
 
-import fcntl
 import os
 import stat
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
 from mlx_isolate_supervisor.listening import PortTakenError, bind
-from mlx_isolate_supervisor.rundir import LOCK_NAME, SOCKET_NAME_MAX
+from mlx_isolate_supervisor.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.service.managers import Manager, Run
 
 
@@ -65,24 +64,11 @@ def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Fi
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         return fault("run dir", f"{path} is no folder of this user's.", remedy)
-    holder = _holder(path / LOCK_NAME)
+    holder = holder_of(path)
     if holder is not None and not is_ours_running:
         text = f"{path} is in use by the supervisor {holder}, which does not have the port."
         return fault("run dir", text, "stop it (kill it if it hangs), or choose another --run-dir")
     return ok("run dir", f"{path}{' is in use by that daemon' if holder else ' is free'}.")
-
-
-def _holder(lock: Path) -> str | None:
-    """Who holds a lock; None = nobody."""
-    try:
-        with lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return file.read(32).decode(errors="replace").strip() or "unknown"
-    except OSError:
-        return None
-    return None
 
 
 def check_hub_model(model: str, environment: Mapping[str, str]) -> Finding:
