@@ -19,7 +19,7 @@ FILE = """
 apiKeys: [s3cret]
 queue_timeout: 5m
 models:
-  m: {path: o/m, env: ["HF_TOKEN=s3cret"], ttl: 60}
+  m: {path: o/m, env: ["HF_TOKEN=s3cret"], ttl: 60, aliases: [n, o], max_tokens: 64}
 """
 
 
@@ -41,7 +41,17 @@ def test_show_names_the_origin_of_each_value() -> None:
     assert shown["--temp"] == ["0.5", "MLX_ISOLATE_TEMP"]
     assert shown["--queue-timeout"] == ["300s", "c.yaml"]
     assert shown["--port"] == ["8080", "default"]
-    assert shown["ttl_s"] == ["60.0"]
+
+
+def test_show_names_what_a_model_has_of_its_own() -> None:
+    lines = show_lines(resolved())
+    assert lines[lines.index("model m") + 1 :] == [
+        "  path o/m",
+        "  aliases n, o",
+        "  ttl 60s",
+        "  env HF_TOKEN=(hidden)",
+        "  --max-tokens 64",
+    ]
 
 
 def test_secrets_are_never_shown() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
 from mlx_isolate_supervisor.commands.tables import table
@@ -16,22 +17,33 @@ from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
 from mlx_isolate_supervisor.settings.layers import Resolved
 
 HIDDEN = "(hidden)"
-_MODEL_FACTS = ("aliases", "preload", "pinned", "ttl_s", "concurrency_limit", "unlisted",
-                "strip_params", "set_params", "send_loading_state")  # fmt: skip
+# Fields of a model to their names in the file, where they have one.
+_MODEL_FACTS = {
+    "model": "path",
+    "aliases": "aliases",
+    "preload": "preload",
+    "pinned": "persistent",
+    "ttl_s": "ttl",
+    "concurrency_limit": "concurrencyLimit",
+    "unlisted": "unlisted",
+    "strip_params": "stripParams",
+    "set_params": "setParams",
+    "send_loading_state": "sendLoadingState",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the four verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     check = verbs.add_parser("check", help="say whether a file can be served, or what is wrong")
-    check.add_argument("file", metavar="FILE")
+    check.add_argument("file", metavar="FILE", help="a configuration file (YAML)")
     show = verbs.add_parser("show", help="print every value that serve would run with, and why")
     show.add_argument("--json", action="store_true", help="as JSON")
     serve.add_arguments(show)
     importing = verbs.add_parser(
         "import", help="turn a llama-swap file with mlx_lm.server commands into one of ours"
     )
-    importing.add_argument("file", metavar="FILE")
+    importing.add_argument("file", metavar="FILE", help="a llama-swap file")
     verbs.add_parser("schema", help="print the JSON schema of the file")
 
 
@@ -58,7 +70,7 @@ def _check(file: str) -> int:
         if model.model.startswith("/") and not Path(model.model).is_dir():
             print(f"{file}: models.{model.id}: there is no folder {model.model}", file=sys.stderr)
     names = ", ".join(model.id for model in resolved.settings.models)
-    print(f"{file} is right; models: {names}")
+    print(f"{file} can be served; models: {names}")
     return exit_codes.OK
 
 
@@ -72,17 +84,17 @@ def _show(resolved: Resolved, *, as_json: bool) -> int:
 
 
 def show_lines(resolved: Resolved) -> list[str]:
-    """A table of the daemon's settings, then one of each model's, secrets hidden."""
+    """All settings, then each model with what it has of its own, secrets hidden."""
     lines = table(("SETTING", "VALUE", "FROM"), _rows(resolved))
     for model in resolved.settings.models:
-        facts = {"model": model.model} | _model_facts(model)
+        own = _model_facts(model) | _own_settings(model, resolved.engine)
         lines += ["", f"model {model.id}"]
-        lines += [f"  {name} {value}" for name, value in facts.items()]
+        lines += [f"  {name} {value}" for name, value in own.items()]
     return lines
 
 
 def _rows(resolved: Resolved) -> list[tuple[str, str, str]]:
-    from mlx_isolate_supervisor.settings.page import default_text, show_value
+    from mlx_isolate_supervisor.settings.defaults import default_text, show_value
 
     rows: list[tuple[str, str, str]] = []
     for flag in FLAGS:
@@ -107,12 +119,32 @@ def _value(resolved: Resolved, flag: Flag) -> object:
     return getattr(resolved.engine, flag.field)
 
 
-def _model_facts(model: ModelSpec) -> dict[str, Any]:
-    facts: dict[str, Any] = {name: getattr(model, name) for name in _MODEL_FACTS}
+def _model_facts(model: ModelSpec) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for field, name in _MODEL_FACTS.items():
+        value = getattr(model, field)
+        if value is True:
+            facts[name] = "on"
+        elif isinstance(value, tuple) and value:
+            facts[name] = ", ".join(value)
+        elif value not in (None, (), {}, False) or (field == "ttl_s" and value is not None):
+            facts[name] = f"{value:g}s" if field == "ttl_s" else str(value)
     if model.env:
         # Tokens travel in environments: only the names are shown.
-        facts["env"] = dict.fromkeys(model.env, HIDDEN)
-    return {name: value for name, value in facts.items() if value not in (None, (), {}, False)}
+        facts["env"] = ", ".join(f"{name}={HIDDEN}" for name in model.env)
+    return facts
+
+
+def _own_settings(model: ModelSpec, engine: EngineSettings) -> dict[str, str]:
+    """Engine settings in which a model differs from those that hold for all."""
+    from mlx_isolate_supervisor.settings.defaults import show_value
+
+    return {
+        flag.name: show_value(flag, getattr(model.engine, flag.field))
+        for flag in FLAGS
+        if flag.scope == "engine"
+        and getattr(model.engine, flag.field) != getattr(engine, flag.field)
+    }
 
 
 def shown_settings(resolved: Resolved) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.listening import bind
+from mlx_isolate_supervisor.settings.defaults import NO_DEFAULT, default_text
 from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, TOPICS, Flag
 from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
 from mlx_isolate_supervisor.settings.models import DEMO, check_demo, name_models
@@ -54,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(add: Callable[..., object], flag: Flag) -> None:
-    help = f"{flag.help} ({flag.variable})".replace("%", "%%")
+    default = default_text(flag)
+    note = flag.variable if default == NO_DEFAULT else f"default {default}; {flag.variable}"
+    help = f"{flag.help} ({note})".replace("%", "%%")
     if flag.is_switch:
         action = argparse.BooleanOptionalAction
         add(flag.name, dest=flag.name, action=action, default=argparse.SUPPRESS, help=help)

@@ -3,30 +3,13 @@
 import json
 from typing import Any
 
-import msgspec
-
-from mlx_isolate_shared.config import EngineSettings
-from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.settings.defaults import default_text
 from mlx_isolate_supervisor.settings.file import (
     DAEMON_FLAGS,
     ENGINE_FLAGS,
     TOP_NAMES,
 )
 from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, Flag
-from mlx_isolate_supervisor.settings.quantities import show_bytes
-
-# Defaults that are computed where the daemon runs.
-_COMPUTED = {
-    "run_dir": "the user's, by port",
-    "log_dir": "the user's",
-    "cache_home": "the user's",
-    "standby": "1 where 8 GB are free",
-    "memory_budget_bytes": "75 % of the memory",
-    "prompt_cache_bytes": "8 GB, at most a quarter of the memory budget",
-    "ssd_spill_queue_bytes": "a quarter of the engine's prompt cache",
-    "ttl_s": "never",
-}
-_NO_DEFAULT = "none"
 
 _HEAD = """# Configuration
 
@@ -42,7 +25,8 @@ times `90`, `90s` or `5m`. Switches are turned off by `--no-…`. In the environ
 `HF_HUB_OFFLINE` are honoured.
 
 What `--models-max`, `--memory-budget-gb`, `--ttl` and `groups` do is told in \
-[operations.md](operations.md#several-models).
+[operations.md](operations.md#several-models); where the user's folders are, under \
+[Start](operations.md#start).
 """
 
 _ENGINE = """## Of each engine
@@ -62,21 +46,21 @@ globalTTL: 1800              # --ttl
 logLevel: info
 apiKeys: ["${env.MY_KEY}"]
 sendLoadingState: true       # comments keep a streaming client company while it waits
-memory_budget: 48GB
+memory_budget_gb: 48
 macros:
-  store: /models
+  store: /models             # ${store} below
 models:
   small:
     path: mlx-community/Qwen3-4B-4bit
-    aliases: [qwen]
+    aliases: [qwen]          # further names for it
     ttl: 600                 # seconds; 0 = never, -1 = the daemon's
     env: ["HF_HUB_OFFLINE=1"]
-    concurrencyLimit: 8      # default: decode_concurrency
-    unlisted: false
+    concurrencyLimit: 8      # requests in its engine at once; default: decode_concurrency
+    unlisted: false          # true = served, but not in /v1/models
     filters:
-      stripParams: "temperature"
-      setParams: {top_k: 20}
-    max_tokens: 2048         # any engine setting below
+      stripParams: "temperature, top_p"   # fields of requests that are dropped
+      setParams: {top_k: 20}              # and those that are set, whatever the client sent
+    max_tokens: 2048         # any setting of an engine
   big:
     path: "${store}/${MODEL_ID}"
 groups:
@@ -159,36 +143,3 @@ def _table(scope: str) -> str:
             default = default_text(flag)
             lines.append(f"| {shown} | `{flag.variable}` | {default} | {flag.help} |")
     return "\n".join(lines) + "\n"
-
-
-def default_text(flag: Flag) -> str:
-    """A flag's default as a person would write it."""
-    if flag.field in _COMPUTED:
-        return _COMPUTED[flag.field]
-    owner: type[msgspec.Struct] = ServeSettings if flag.scope == "daemon" else EngineSettings
-    fields = {field.name: field.default for field in msgspec.structs.fields(owner)}
-    return show_value(flag, fields.get(flag.field))
-
-
-def show_value(flag: Flag, value: object) -> str:
-    """A setting's value as a person would write it."""
-    if value is msgspec.NODEFAULT or value is None or value in ((), "", {}):
-        return _NO_DEFAULT
-    if flag.field.endswith("_s") and isinstance(value, int | float):
-        return f"{value:g}s"
-    if "bytes" in flag.field and isinstance(value, int):
-        return _show_size(value)
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        items: tuple[object, ...] = value
-        return ", ".join(str(item) for item in items)
-    return str(value)
-
-
-def _show_size(count: int) -> str:
-    if count and count % (1 << 20) == 0:
-        return f"{count >> 20} MiB"
-    if count % 1024 == 0 and count < 1 << 20:
-        return f"{count >> 10} KiB"
-    return show_bytes(count)
