@@ -105,6 +105,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         )
         if name == asked:
             _module(name).add_arguments(own)
+    first = arguments[0] if arguments else ""
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
+        # Its value would be taken for the command.
+        parser.error(f"give a command before {first}, such as serve")
     return parser.parse_args(arguments)
 
 

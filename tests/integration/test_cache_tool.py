@@ -21,6 +21,7 @@ from mlx_isolate_engine.cache.token_index import token_key
 from mlx_isolate_engine.cache.tool import EXIT_DAMAGED, EXIT_OK, EXIT_USAGE, main
 from mlx_isolate_shared.config import EngineSettings
 from tests.integration.test_ssd_store import filled, many, open_store, put
+from tests.running_daemon import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +36,12 @@ def damage(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
+
+
+def test_the_help_is_reached_through_the_command_line(tmp_path: Path) -> None:
+    done = run_command(tmp_path, "cache", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout
 
 
 def test_ls_shows_entries_most_recent_first(

@@ -28,9 +28,10 @@ def test_ps_prints_a_table_without_colours(daemon: RunningDaemon) -> None:
     header, first, broken = outcome.stdout.splitlines()
     assert header.split() == [
         "MODEL", "STATE", "PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE",
+        "STAYS",
     ]  # fmt: skip
-    assert re.match(r"first +ready +\d+ +1 +0 +0 +\S+ \wB +0  \S+ ago$", first), first
-    assert re.match(r"broken +failed +- +1 +0 +0 +- +0  \S+ ago$", broken), broken
+    assert re.match(r"first +ready +\d+ +1 +0 +0 +\S+ \wB +0  \S+ ago  -$", first), first
+    assert re.match(r"broken +failed +- +1 +0 +0 +- +0  \S+ ago +-$", broken), broken
     assert "\x1b" not in outcome.stdout
 
 

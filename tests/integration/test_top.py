@@ -77,6 +77,14 @@ def test_top_in_a_pipe_prints_one_picture_without_colours(daemon: RunningDaemon)
     assert re.search(rf"^m +ready +\S+ +{pid} +1 +0 ", done.stdout, re.MULTILINE)
 
 
+def test_headings_and_numbers_stay_whole_in_80_columns(daemon: RunningDaemon) -> None:
+    done = daemon.command("top", COLUMNS="80")
+    assert done.stdout.splitlines()[1].split() == [
+        "MODEL", "STATE", "FOR", "PID", "RUN", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED",
+        "CACHE",
+    ]  # fmt: skip
+
+
 def test_top_without_a_daemon_says_so(daemon: RunningDaemon) -> None:
     done = daemon.command("top", MLX_ISOLATE_URL="http://127.0.0.1:9")
     assert done.returncode == 1

@@ -6,7 +6,9 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take everything; the tool has its own help."""
+    """Take everything; the tool has its own flags and help."""
+    # With a prefix that nobody types, a flag in front, as in `cache --help`, is a word as well.
+    parser.prefix_chars = "\0"
     parser.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="ls|verify|prune|import …", help="see --help"
     )

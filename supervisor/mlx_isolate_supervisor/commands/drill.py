@@ -36,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "drills:\n" + "\n".join(
         f"  {drill.name:16} {drill.help}" for drill in DRILLS.values()
     )
-    parser.add_argument("names", metavar="NAME", nargs="+", choices=[*DRILLS, EVERY])
+    parser.add_argument(
+        "names",
+        metavar="DRILL",
+        nargs="+",
+        choices=[*DRILLS, EVERY],
+        help=f"some of those below, or '{EVERY}'",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--own", action="store_true", help="use throw-away daemons only")
     where.add_argument(

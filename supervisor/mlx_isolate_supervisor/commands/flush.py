@@ -14,7 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --timeout, --json and the daemon's address."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="only this model")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="(default %(default)s)"
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for the disk (default %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="the daemon's answer as it is")
     add_client_arguments(parser)

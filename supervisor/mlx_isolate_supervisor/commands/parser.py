@@ -23,6 +23,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown argument {word}{hint}")
         return parsed, []
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, in fewer words: the nearest choice, or all of them where none is near."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = get_close_matches(str(value), choices, n=1)
+        hint = f", did you mean {near[0]}" if near else f"; choose from {', '.join(choices)}"
+        kind = str(action.metavar or action.dest).lower()
+        raise argparse.ArgumentError(None, f"there is no {kind} {value!r}{hint}")
+
     def error(self, message: str) -> NoReturn:
         """Say it on stderr and leave with USAGE."""
         self.exit(exit_codes.USAGE, f"mlx-isolate: {message}; see {self.prog} --help\n")

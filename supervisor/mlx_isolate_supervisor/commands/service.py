@@ -60,12 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs = verbs.add_parser("logs", help="what the service wrote")
     _add_name(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
-    logs.add_argument("-n", "--lines", type=int, default=200, metavar="N")
+    logs.add_argument(
+        "-n", "--lines", type=int, default=200, metavar="N", help="how many (default %(default)s)"
+    )
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--name", default=DEFAULT_NAME, help="name of the service (default %(default)s)"
+        "--name",
+        default=DEFAULT_NAME,
+        metavar="NAME",
+        help="name of the service (default %(default)s)",
     )
 
 
@@ -81,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         case "status":
             return _status(args, manager)
         case "logs":
+            _require(manager, args.name)
             command = manager.log_command(args.name, args.lines, follow=args.follow)
             return _show(command)
         case _:

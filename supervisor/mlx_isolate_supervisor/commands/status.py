@@ -43,7 +43,7 @@ def status_lines(status: Status, url: str, now: float) -> list[str]:
     lines = [f"supervisor  {url}  pid {own.pid}, version {own.version}, up {up}, {memory}"]
     if own.memory_budget_bytes is not None:
         claimed = show_bytes(own.memory_claimed_bytes)
-        lines.append(f"  engines: {claimed} of {show_bytes(own.memory_budget_bytes)} taken")
+        lines.append(f"  engines: {claimed} of {show_bytes(own.memory_budget_bytes)} reserved")
     lines += [f"  {_standby_line(standby)}" for standby in own.standbys]
     for model in status.models:
         lines += ["", *_model_lines(model, now)]
@@ -52,7 +52,7 @@ def status_lines(status: Status, url: str, now: float) -> list[str]:
 
 def _standby_line(standby: StandbyStatus) -> str:
     done = "ready" if standby.is_prepared else "preparing"
-    model = "" if standby.model is None else f", knows the tokenizer of {standby.model}"
+    model = "" if standby.model is None else f" for {standby.model}"
     memory = ""
     if standby.memory_bytes is not None:
         memory = f", {show_bytes(standby.memory_bytes)} ({standby.memory_kind})"
@@ -85,7 +85,8 @@ def _room_lines(model: ModelStatus) -> list[str]:
     lines: list[str] = []
     if model.claimed_bytes is not None:
         pinned = ", pinned" if model.pinned else ""
-        lines.append(f"  room: {show_bytes(model.claimed_bytes)}{pinned}")
+        claimed = show_bytes(model.claimed_bytes)
+        lines.append(f"  reserved: {claimed}, its prompt cache included{pinned}")
     if model.waits_for is not None:
         lines.append(f"  waits {model.waits_for}")
     if model.ttl_left_s is not None:

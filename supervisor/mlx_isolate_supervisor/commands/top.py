@@ -141,11 +141,12 @@ class Screen:
         return text
 
     def _models(self, status: Status, now: float) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
         for name in ("MODEL", "STATE", "FOR"):
             table.add_column(name, overflow="fold")
-        for name in ("PID", "RUN", "RESTARTS", "MEMORY", "TOKENS/S", "ACTIVE", "QUEUED", "CACHE"):
-            table.add_column(name, justify="right")
+        for name in ("PID", "RUN", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED", "CACHE"):
+            # In a narrow terminal names fold, numbers and headings stay whole.
+            table.add_column(name, justify="right", no_wrap=True)
         for model in status.models:
             table.add_row(*self._row(model, now))
         return table
