@@ -222,7 +222,7 @@ class RunningDaemon:
         ).encode()
         client = self.open_socket()
         client.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         return client

@@ -67,7 +67,7 @@ async def one(client: httpx.AsyncClient, seen: Seen, body: dict[str, Any]) -> No
                 else:
                     seen.finish = found["choices"][0]["finish_reason"]
     except httpx.RemoteProtocolError:
-        # The connection closes without the terminator after an error event.
+        # An answer that has no events is torn.
         pass
     seen.ended_at = time.monotonic()
 

@@ -91,5 +91,4 @@ class Company:
         self.stop()
         self._write(event)
         assert self.answer is not None
-        self.answer.force_close()
         return self.answer

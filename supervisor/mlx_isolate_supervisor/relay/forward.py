@@ -492,16 +492,17 @@ class Conversation:
         The event stands behind the last whole event, and the response is then ended in form:
         clients drop what they have buffered when a body is torn, and the event with it. What
         marks the end as an error is the event, the missing finish reason and the missing
-        `[DONE]`.
+        `[DONE]`. The connection is kept: whoever tries again at once does so on it, and would
+        meet its end.
         """
         self._connection.close()
         self._exchange.code = reason.code
         if head.is_event_stream:
             sink.write(frame(error_event(reason, self._exchange.path)))
-            answer.force_close()
         else:
             sink.close()
         if sink.writing_paused:
+            answer.force_close()
             sink.leave_unread()
 
     async def _reason(self, error: EngineGone | FramingError) -> EngineError:

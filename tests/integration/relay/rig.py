@@ -377,6 +377,10 @@ class Client:
             answer.body = await self.reader.readexactly(int(answer.one("content-length")))
         return answer
 
+    async def read_end(self) -> bytes:
+        """What still came of a chunked body, its terminator included."""
+        return await self.reader.readuntil(END)
+
     async def wait_closed(self) -> bytes:
         """What still came until the relay closed the connection."""
         try:

@@ -70,7 +70,7 @@ def test_a_refusal_after_a_comment_is_an_event_and_the_end(path: str) -> None:
             client = await waiting(rig, path)
             rig.slot.refusal = CapacityError("no room", status=507, code="memory_budget_exceeded")
             rig.slot.may_enter.set()
-            rest = await soon(client.wait_closed())
+            rest = await soon(client.read_end())
             assert rest.count(b"memory_budget_exceeded") == 1 and b"[DONE]" not in rest
             assert (b"event: error" in rest) is (path == "/v1/messages")
 
@@ -99,7 +99,7 @@ def test_an_engines_refusal_after_a_comment_is_an_event_and_the_end() -> None:
             body = b'{"error":{"code":"too_long"}}'
             head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
             await engine.send(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-            rest = await soon(client.wait_closed())
+            rest = await soon(client.read_end())
             assert b'data: {"error":{"code":"too_long"}}\n\n' in rest and b"[DONE]" not in rest
             assert await rig.slot.outcome() == "rejected"
 
@@ -116,7 +116,7 @@ def test_comments_do_not_hold_off_the_news_of_a_death() -> None:
             await engine.read_request()
             await engine.send(SSE_HEAD + event("one"))
             engine.reset()
-            rest = await soon(client.wait_closed())
+            rest = await soon(client.read_end())
             assert b"data: one" in rest and rest.count(b"engine_died") == 1
             assert b"[DONE]" not in rest
 
@@ -157,7 +157,7 @@ def test_a_shutdown_is_told_to_who_is_kept_company() -> None:
             client = await waiting(rig)
             assert rig.relay is not None
             ending = asyncio.create_task(rig.relay.end_running())
-            assert b"shutting_down" in await soon(client.wait_closed())
+            assert b"shutting_down" in await soon(client.read_end())
             await ending
 
     run(main())

@@ -289,10 +289,26 @@ def test_a_death_in_a_stream_is_one_error_event_behind_the_last_whole_event(
                 "code": "engine_died",
             }
             assert await client.read_chunk() == b""
-            assert await soon(client.wait_closed()) == b""
             assert await rig.slot.outcome() == "failed"
             (exchange,) = rig.recorder.ended_ones
             assert (exchange.status, exchange.code) == (200, "engine_died")
+
+    run(scenario())
+
+
+def test_the_connection_stays_usable_behind_an_error_event() -> None:
+    """A client that tries again at once does so on the connection that it just read from."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side = await rig.open_stream()
+            side.reset()
+            await soon(client.read_end())
+            await client.post(b"{}")
+            again = await soon(rig.engine.accept())
+            await again.read_request()
+            await again.send(whole(b"{}"))
+            assert (await soon(client.read_answer())).status == 200
 
     run(scenario())
 
@@ -304,7 +320,7 @@ def test_an_event_that_came_over_two_chunks_is_dropped_when_the_second_never_com
             await side.send(chunk(b"data: half"))
             side.reset()
             error_of(await soon(client.read_chunk()))
-            assert await client.wait_closed() == END
+            assert await soon(client.read_end()) == END
 
     run(scenario())
 
@@ -335,7 +351,7 @@ def test_anthropics_stream_ends_in_its_own_error_event() -> None:
             name, data, _, _ = (await client.read_chunk()).split(b"\n")
             assert name == b"event: error"
             assert json.loads(data[6:])["error"]["type"] == "api_error"
-            assert await client.wait_closed() == END
+            assert await soon(client.read_end()) == END
 
     run(scenario())
 
@@ -399,7 +415,7 @@ def test_wrong_framing_in_a_stream_ends_it_with_an_error_event(bad: bytes) -> No
         async with make_rig() as rig:
             client, side = await rig.open_stream()
             await side.send(event("last") + bad)
-            rest = await soon(client.wait_closed())
+            rest = await soon(client.read_end())
             assert b"engine_bad_answer" in rest and b"[DONE]" not in rest
             await soon(side.wait_closed_by_relay())
             assert await rig.slot.outcome() == "failed"
@@ -566,7 +582,7 @@ def test_an_operators_cancel_is_told_to_the_client(phase: str) -> None:
             rig.recorder.cancel_all()
             if phase == "streaming":
                 assert error_of(await client.read_chunk())["code"] == "request_cancelled"
-                assert await client.wait_closed() == END
+                assert await soon(client.read_end()) == END
             else:
                 answer = await client.read_answer()
                 assert json.loads(answer.body)["error"]["code"] == "request_cancelled"
@@ -597,7 +613,7 @@ def test_no_descriptor_is_left_by_requests_that_end_in_any_way() -> None:
                     client.reset()
                 elif number % 3 == 1:
                     side.reset()
-                    await client.wait_closed()
+                    await soon(client.read_end())
                 else:
                     await side.send(END)
                     await client.read_chunk()
