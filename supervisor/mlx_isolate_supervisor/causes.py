@@ -118,7 +118,8 @@ def failure_of(
         reported: the engine's own last word, if it had one.
     """
     words = last_words(exit.stderr_tail)
-    said = f" (its last words: {words})" if words else ""
+    is_told = any(exit.reason in line for line in exit.stderr_tail)
+    said = f" (its last words: {words})" if words and not is_told else ""
     match judgement.event:
         case Event.CANNOT_WORK:
             code = "exit_78" if reported is None else reported.code

@@ -3,7 +3,10 @@
 import pytest
 
 from mlx_isolate_supervisor import causes
+from mlx_isolate_supervisor.lifecycle import Event
 from mlx_isolate_supervisor.process import Exit, describe_status
+from mlx_isolate_supervisor.restart import Judgement, RestartBudget
+from mlx_isolate_supervisor.status import LastExit
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,25 @@ def test_the_error_of_a_death_says_what_happened() -> None:
     assert (killed.status, killed.headers()) == (502, {"Retry-After": "1"})
     hung = causes.hung("it reported nothing for 10 s")
     assert (hung.status, hung.code) == (504, "engine_hung")
+
+
+@pytest.mark.parametrize(
+    ("last_line", "end"),
+    [
+        ("OSError: torn", "of the last one: no hub (its last words: torn)"),
+        ("ERROR engine.load_failed reason=no hub", "of the last one: no hub"),
+    ],
+)
+def test_last_words_that_only_repeat_the_reason_are_left_out(last_line: str, end: str) -> None:
+    last = LastExit(
+        incarnation=5,
+        code=1,
+        signal=None,
+        reason="no hub",
+        cause="model_download",
+        stderr_tail=(last_line,),
+        at=0.0,
+    )
+    judgement = Judgement(event=Event.CIRCUIT_OPENED, budget=RestartBudget(streak=5))
+    failure = causes.failure_of(judgement, last, None)
+    assert failure is not None and failure.message.endswith(end)
