@@ -38,7 +38,8 @@ _FILE = """## The file
 
 YAML. A flag's name without its dashes is its key (`queue_timeout` or `queue-timeout`); llama-swap's \
 keys are understood where it has one. An unknown key is an error that names the nearest known one. \
-`docs/config.schema.json` describes it for editors.
+`docs/config.schema.json`, which \
+`mlx-isolate config schema` prints, describes it for editors.
 
 ```yaml
 healthCheckTimeout: 120      # --start-timeout
