@@ -132,7 +132,10 @@ def test_keys_open_everything_but_the_probes(tmp_path: Path) -> None:
             {"x-api-key": "from-file"},
         ):
             assert daemon.ask("GET", "/status", headers=headers).status == 200
-        assert daemon.command("ps").returncode == FAILED
+        for key, sentence in (("", "wants an API key"), ("x", "does not know that API key")):
+            refused_ps = daemon.command("ps", MLX_ISOLATE_API_KEY=key)
+            assert refused_ps.returncode == FAILED
+            assert f"{sentence}; give --api-key KEY or MLX_ISOLATE_API_KEY" in refused_ps.stderr
         assert daemon.command("ps", "--api-key", "one").returncode == OK
         assert daemon.command("ps", MLX_ISOLATE_API_KEY="from-file").returncode == OK
         assert "one" not in daemon.ask("GET", "/logs", headers={"x-api-key": "one"}).body.decode()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mlx_isolate_supervisor.commands import serve
+from mlx_isolate_supervisor.commands.client import daemon_of_settings
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.service import daemon_of_settings
 from mlx_isolate_supervisor.service.command_line import installation
 from mlx_isolate_supervisor.service.install import Failure, Installer
 from mlx_isolate_supervisor.service.managers import Systemd
@@ -154,7 +154,9 @@ class Desk:
             environment={},
         )
         installer = Installer(self.manager, self.systemd, self.lines.append)
-        installer.install(wanted, daemon_of_settings(resolved), start=start, timeout_s=timeout_s)
+        installer.install(
+            wanted, daemon_of_settings(resolved.settings), start=start, timeout_s=timeout_s
+        )
 
     def pid(self) -> int | None:
         return self.manager.state("mlx-isolate", self.systemd).pid

@@ -51,8 +51,8 @@ def test_a_taken_port_ends_the_start_and_harms_nobody(tmp_path: Path, model: str
         )
         assert time.monotonic() - began < 3.0
         assert refused(second, TAKEN) == (
-            f"port {first.port} on 127.0.0.1 is in use by another process; "
-            "stop it or choose another --port."
+            f"another mlx-isolate serves at {first.url}; choose another --port, or end it with "
+            f"'mlx-isolate stop --url {first.url}'."
         )
         assert {child.pid for child in psutil.Process().children(recursive=True)} == before
         assert first.status()["models"][0]["pid"] == pid
@@ -66,7 +66,9 @@ def test_a_port_that_something_else_holds_is_never_swapped_for_another(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         outcome = run_command(tmp_path / "a", "serve", model, "--port", str(port), program=FAKE)
-    assert refused(outcome, TAKEN).startswith(f"port {port} on 127.0.0.1 is in use")
+    assert refused(outcome, TAKEN) == (
+        f"port {port} on 127.0.0.1 is in use by another process; stop it or choose another --port."
+    )
 
 
 def test_a_second_daemon_on_the_same_run_directory_is_refused(tmp_path: Path, model: str) -> None:

@@ -5,6 +5,7 @@ import json
 import resource
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,15 @@ def test_a_port_of_another_program_is_a_fault_and_a_free_one_is_not() -> None:
     assert (found.level, is_ours) == ("fault", False)
     found, is_ours = check_port(settings_for(port), Daemon(f"http://127.0.0.1:{port}", None))
     assert (found.level, is_ours) == ("ok", False)
+
+
+def test_a_port_of_a_program_that_never_answers_is_told_in_a_moment() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        began = time.monotonic()
+        found, _ = check_port(settings_for(port), Daemon(f"http://127.0.0.1:{port}", None))
+        assert time.monotonic() - began < 5.0
+    assert found.level == "fault"
 
 
 def test_a_run_directory_whose_sockets_would_be_cut_off_is_a_fault(tmp_path: Path) -> None:

@@ -10,9 +10,13 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
+from mlx_isolate_supervisor.config import ServeSettings
 
 # Status pages are answered from memory, so a daemon that needs longer is not well.
 ANSWER_TIMEOUT_S = 10.0
+# Whoever has the port may be no web server at all, and never answer.
+ROOT_TIMEOUT_S = 1.0
+ROOT_BYTES_MAX = 4096
 
 
 class _ErrorObject(msgspec.Struct):
@@ -21,6 +25,10 @@ class _ErrorObject(msgspec.Struct):
 
 class _Envelope(msgspec.Struct):
     error: _ErrorObject
+
+
+class _Root(msgspec.Struct):
+    name: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -49,6 +57,13 @@ def daemon_of(args: argparse.Namespace) -> "Daemon":
     url = args.url or os.environ.get("MLX_ISOLATE_URL") or f"http://127.0.0.1:{port}"
     keys = args.api_key or os.environ.get("MLX_ISOLATE_API_KEY") or ""
     return Daemon(url, keys.split(",")[0].strip() or None)
+
+
+def daemon_of_settings(settings: ServeSettings) -> "Daemon":
+    """How to ask a daemon with these settings."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    shown = f"[{host}]" if ":" in host else host
+    return Daemon(f"http://{shown}:{settings.port}", next(iter(settings.api_keys), None))
 
 
 class Daemon:
@@ -101,6 +116,15 @@ class Daemon:
         with self._send(method, path, None, None) as answer:
             return Reply(answer.status, answer.read())
 
+    def is_ours(self) -> bool:
+        """Whether what answers there calls itself mlx-isolate; told within a moment."""
+        try:
+            with self._send("GET", "/", None, ROOT_TIMEOUT_S) as answer:
+                body = answer.read(ROOT_BYTES_MAX)
+            return msgspec.json.decode(body, type=_Root).name == "mlx-isolate"
+        except (CommandError, OSError, http.client.HTTPException, msgspec.DecodeError):
+            return False
+
     def lines(self, path: str) -> Iterator[str]:
         """The lines of a GET that may never end, as they come.
 
@@ -118,6 +142,11 @@ class Daemon:
         if answer.status >= 400:
             with answer:
                 message = _error_message(answer.read())
+            if answer.status == 401 and message:
+                which = "does not know that API key" if self.api_key else "wants an API key"
+                raise CommandError(
+                    f"the daemon at {self.url} {which}; give --api-key KEY or MLX_ISOLATE_API_KEY"
+                )
             raise CommandError(
                 message
                 or f"what answers at {self.url} is not mlx-isolate: it said {answer.status} to {path}"

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
-from mlx_isolate_supervisor.listening import bind
+from mlx_isolate_supervisor.listening import PortTakenError, bind
 from mlx_isolate_supervisor.settings.defaults import NO_DEFAULT, default_text
 from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, TOPICS, Flag
 from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
         ConfigError: it cannot start as configured.
     """
     resolved = settings_of(args)
-    sockets = bind(resolved.settings.host, resolved.settings.port)
+    sockets = _bind(resolved.settings)
     try:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
         from mlx_isolate_supervisor.app import Launch, run_daemon
@@ -91,6 +92,27 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
     finally:
         for listener in sockets:
             listener.close()
+
+
+def _bind(settings: ServeSettings) -> list[socket.socket]:
+    """Take the port, or say who has it.
+
+    Raises:
+        PortTakenError: another process has it.
+        ConfigError: the address cannot be had.
+    """
+    try:
+        return bind(settings.host, settings.port)
+    except PortTakenError:
+        from mlx_isolate_supervisor.commands.client import daemon_of_settings
+
+        daemon = daemon_of_settings(settings)
+        if not daemon.is_ours():
+            raise
+        raise PortTakenError(
+            f"another mlx-isolate serves at {daemon.url}; choose another --port, or end it with "
+            f"'mlx-isolate stop --url {daemon.url}'."
+        ) from None
 
 
 def settings_of(args: argparse.Namespace) -> Resolved:

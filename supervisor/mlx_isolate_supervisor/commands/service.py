@@ -12,7 +12,11 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
-from mlx_isolate_supervisor.commands.client import Daemon, add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.client import (
+    add_client_arguments,
+    daemon_of,
+    daemon_of_settings,
+)
 from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.service.command_line import Installation, installation
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
@@ -109,7 +113,7 @@ def _install(args: argparse.Namespace, manager: Manager) -> int:
     installer = Installer(manager, run_command, print)
     installer.install(
         wanted,
-        daemon_of_settings(resolved),
+        daemon_of_settings(resolved.settings),
         start=not args.no_start,
         timeout_s=args.ready_timeout,
     )
@@ -124,14 +128,6 @@ def _outcome(wanted: Installation, *, started: bool) -> str:
     if started:
         return f"{service.name} is installed and ready on {service.url}"
     return f"{service.name} is installed; start it with: mlx-isolate service start"
-
-
-def daemon_of_settings(resolved: Resolved) -> Daemon:
-    """How to ask a daemon with these settings."""
-    settings = resolved.settings
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
-    shown = f"[{host}]" if ":" in host else host
-    return Daemon(f"http://{shown}:{settings.port}", next(iter(settings.api_keys), None))
 
 
 def remarks(resolved: Resolved) -> list[str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.probe import ProbeAnswer
+from mlx_isolate_supervisor.commands.client import daemon_of_settings
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.service import daemon_of_settings, remarks, run_command
+from mlx_isolate_supervisor.commands.service import remarks, run_command
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.engine_check import (
     PROBE,
@@ -53,7 +54,7 @@ def examine(resolved: Resolved, *, probe: Sequence[str] = PROBE) -> Iterator[Fin
     yield from _examine_engine(settings, probe)
     yield check_open_files()
     yield from _examine_disks(settings)
-    port, is_ours = check_port(settings, daemon_of_settings(resolved))
+    port, is_ours = check_port(settings, daemon_of_settings(settings))
     yield port
     yield check_run_directory(settings, is_ours_running=is_ours)
     try:

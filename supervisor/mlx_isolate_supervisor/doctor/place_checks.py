@@ -5,21 +5,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import check_socket_path, run_directory
 from mlx_isolate_supervisor.commands.client import Daemon
-from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
 from mlx_isolate_supervisor.listening import PortTakenError, bind
 from mlx_isolate_supervisor.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.service.managers import Manager, Run
-
-
-class _Root(msgspec.Struct):
-    name: str = ""
 
 
 def check_port(settings: ServeSettings, daemon: Daemon) -> tuple[Finding, bool]:
@@ -29,21 +22,13 @@ def check_port(settings: ServeSettings, daemon: Daemon) -> tuple[Finding, bool]:
         for listener in bind(settings.host, settings.port):
             listener.close()
     except PortTakenError:
-        if _is_ours(daemon):
+        if daemon.is_ours():
             return ok("port", f"{place}: a daemon of ours answers there."), True
         remedy = "stop the other program, or choose another --port"
         return fault("port", f"{place} is in use by another program.", remedy), False
     except ConfigError as error:
         return fault("port", str(error), "choose another --host or --port"), False
     return ok("port", f"{place} is free."), False
-
-
-def _is_ours(daemon: Daemon) -> bool:
-    try:
-        answer = daemon.ask("GET", "/")
-        return msgspec.json.decode(answer.body, type=_Root).name == "mlx-isolate"
-    except (CommandError, msgspec.DecodeError):
-        return False
 
 
 def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Finding:
