@@ -68,6 +68,11 @@ def test_a_prompt_survives_a_stop_and_a_kill_of_everything(
         assert_reused(warm)
         assert text_of(warm) == text_of(cold)
         other = ask(second, "Kept through a kill of everything.")
+        model = second.status()["models"][0]["id"]
+        assert second.ask("POST", "/models/unload", {"model": model}).status == 200
+        unloaded = ask(second, "Kept through a kill of everything.")
+        assert_reused(unloaded)
+        assert text_of(unloaded) == text_of(other)
         flushed = second.ask("POST", "/admin/cache/flush?timeout_s=30")
         assert flushed.status == 200, flushed.body
         kill_everything(second)

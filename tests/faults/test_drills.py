@@ -65,6 +65,7 @@ def fake_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnPlan:
     return OwnPlan(model=model, program=FAKE, flags=SILENCE, fields=PACE)
 
 
+@pytest.mark.case("03", "20")
 @pytest.mark.alone
 @pytest.mark.parametrize("name", sorted(set(DRILLS) - REAL_ONLY))
 def test_drill_keeps_its_promises(name: str, fake_plan: OwnPlan) -> None:

@@ -143,6 +143,7 @@ def related_prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.case("06", "x3")
 @pytest.mark.parametrize("kind", SPECS)
 def test_answers_do_not_depend_on_what_was_asked_before(
     kind: str, model_folder: Folder, opened: Opened
@@ -165,6 +166,7 @@ def test_answers_do_not_depend_on_what_was_asked_before(
     assert lane.cache is not None and lane.cache.figures().restores > 0
 
 
+@pytest.mark.case("08", "x3")
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_cut_off_completion_leaves_an_entry_that_is_right(
     kind: str, model_folder: Folder, opened: Opened

@@ -141,6 +141,7 @@ def test_an_alias_leads_to_the_same_slot() -> None:
     run(main())
 
 
+@pytest.mark.case("x2")
 def test_unload_drains_then_stops_and_the_next_request_loads_again() -> None:
     async def main() -> None:
         async with pool_rig() as rig:
