@@ -3,23 +3,44 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_request import BaseRequest
 
 from mlx_isolate_shared.errors import RequestError
-from mlx_isolate_supervisor.relay.limits import CLIENT_UNSENT_BYTES_MAX, RelayLimits
+from mlx_isolate_supervisor.relay.limits import (
+    CLIENT_STALL_LOOK_S,
+    CLIENT_UNSENT_BYTES_MAX,
+    RelayLimits,
+)
+from mlx_isolate_supervisor.relay.sink import unread_bytes
 
 # How long the rest of a refused body is read and dropped, so that its sender sees the answer.
 _LINGER_S = 10.0
 
 
 class ClientConnection(web.RequestHandler):
-    """aiohttp's handler, except that bytes which are no HTTP get a JSON answer and no traceback."""
+    """aiohttp's handler, except that bytes which are no HTTP get a JSON answer and no traceback.
 
-    __slots__ = ()
+    A client that takes nothing of what was written for it is hung up on. While an answer is
+    under way the relay sees to that, and says so; this is for the end of an answer, for answers
+    of the supervisor's own, and for connections that are closed already but for what was not
+    taken. Without it each such client would keep a descriptor, and what it did not take, for ever.
+
+    Args:
+        rest_s: longest time in which a client may take nothing.
+    """
+
+    __slots__ = ("_has_taken", "_held_transport", "_rest_s", "_rest_timer")
+
+    def __init__(self, manager: web.Server, *, rest_s: float, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._rest_s = rest_s
+        self._rest_timer: asyncio.TimerHandle | None = None
+        self._held_transport: asyncio.Transport | None = None
+        self._has_taken = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -28,6 +49,39 @@ class ClientConnection(web.RequestHandler):
             transport.get_extra_info("socket").setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CLIENT_UNSENT_BYTES_MAX
             )
+        # aiohttp forgets a transport that it has closed.
+        self._held_transport = cast(asyncio.Transport, transport)
+        self._look_again(0)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Called by the event loop."""
+        self._held_transport = None
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+        super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """Called by the event loop: the client has taken enough for more to be written."""
+        self._has_taken = True
+        super().resume_writing()
+
+    def _look_again(self, unread: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._rest_timer = loop.call_later(self._rest_s, self._look_at_rest, unread)
+
+    def _look_at_rest(self, before: int) -> None:
+        transport, unread = self._held_transport, 0
+        if transport is None:
+            return
+        # While more may be written, what waits says nothing about what was taken.
+        is_still = self._current_request is None or self.writing_paused
+        if is_still and transport.get_write_buffer_size():
+            unread = unread_bytes(transport)
+        if before and unread >= before and not self._has_taken:
+            transport.abort()
+            return
+        self._has_taken = False
+        self._look_again(unread)
 
     def handle_error(
         self,
@@ -72,9 +126,11 @@ def client_factory(runner: web.AppRunner, limits: RelayLimits) -> Callable[[], C
     assert server is not None, "runner.setup() comes first"
     loop = asyncio.get_running_loop()
     options = _connection_options(limits)
+    # The relay waits once to say that its client has stalled, and once more for that to be read.
+    rest_s = 2 * limits.client_stall_s + CLIENT_STALL_LOOK_S
 
     def connect() -> ClientConnection:
-        return ClientConnection(server, loop=loop, **options)
+        return ClientConnection(server, loop=loop, rest_s=rest_s, **options)
 
     return connect
 

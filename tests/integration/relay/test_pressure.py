@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from mlx_isolate_supervisor.relay.limits import MIB, RelayLimits
+from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S, MIB, RelayLimits
 from tests.integration.relay.rig import (
     END,
     JSON_HEAD,
@@ -219,5 +220,72 @@ def test_an_engine_that_does_not_read_holds_back_its_own_request_only() -> None:
             assert await rig.slot.outcome() == "answered"
             assert await soon(rig.slot.outcome()) == "cancelled"
             deaf.close()
+
+    run(scenario())
+
+
+def held(rig: Rig) -> list[web.RequestHandler]:
+    """The clients' connections that the server has not done with."""
+    assert rig.runner is not None and rig.runner.server is not None
+    return rig.runner.server.connections
+
+
+PAGE_BYTES = 16 << 20
+
+
+def add_page(app: web.Application) -> None:
+    """A large answer that is the server's own."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=b"x" * PAGE_BYTES)
+
+    app.router.add_get("/page", page)
+
+
+def test_a_client_that_takes_no_end_of_an_answer_is_hung_up_on() -> None:
+    """Too little is left for the writer to wait, so the answer is over, and nobody waits for it."""
+
+    async def scenario() -> None:
+        limits = RelayLimits(client_stall_s=0.1, keep_alive_s=0.1)
+        async with make_rig(limits) as rig:
+            client, side = await rig.open_stream()
+            client.pause()
+            transport = held(rig)[0].transport
+            assert transport is not None
+            while transport.get_write_buffer_size() < 32 * 1024:
+                await side.send(event("x" * 1000))
+                await asyncio.sleep(0)
+            await side.send(END)
+            assert await rig.slot.outcome() == "answered"
+            await wait_until(lambda: not held(rig), 10, "the connection is given up")
+
+    run(scenario())
+
+
+def test_a_client_that_takes_no_page_of_the_server_is_hung_up_on() -> None:
+    async def scenario() -> None:
+        limits = RelayLimits(client_stall_s=0.1)
+        async with make_rig(limits, extra=add_page) as rig:
+            client = await rig.connect()
+            await client.send(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            client.pause()
+            await wait_until(lambda: len(held(rig)) == 1, 2)
+            await wait_until(lambda: not held(rig), 10, "the connection is given up")
+
+    run(scenario())
+
+
+def test_a_client_that_reads_slowly_is_not_hung_up_on() -> None:
+    async def scenario() -> None:
+        limits = RelayLimits(client_stall_s=0.1)
+        async with make_rig(limits, extra=add_page) as rig:
+            client = await rig.connect()
+            await client.send(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await client.read_head()
+            looks = int(3 * (2 * limits.client_stall_s + CLIENT_STALL_LOOK_S) / 0.1)
+            for _ in range(looks):
+                await asyncio.sleep(0.1)
+                await client.reader.readexactly(PAGE_BYTES // looks)
+            await client.reader.readexactly(PAGE_BYTES % looks)
 
     run(scenario())
