@@ -78,12 +78,14 @@ def choose_blas(setting: str) -> BlasChoice:
 def _named(setting: str) -> BlasChoice:
     path = Path(setting).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError(f"blas: {setting} is not a file; give a library's path, auto or off.")
+        raise ConfigError(f"--blas: {setting} is not a file; give a library's path, auto or off.")
     if sys.platform != "linux":
-        raise ConfigError("blas: a library can be preloaded on Linux only; use auto or off.")
+        raise ConfigError("--blas: a library can be preloaded on Linux only; use auto or off.")
     # The loader splits LD_PRELOAD at both, without a way to quote them.
     if {" ", ":"} & set(str(path)):
-        raise ConfigError(f"blas: the path {path} holds a space or colon and cannot be preloaded.")
+        raise ConfigError(
+            f"--blas: the path {path} holds a space or colon and cannot be preloaded."
+        )
     return BlasChoice(path=str(path), reason="by configuration")
 
 

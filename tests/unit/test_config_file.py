@@ -121,6 +121,10 @@ models:
         ("logLevel: ${nope}", "logLevel: ${nope} is not defined under macros."),
         ("logLevel: ${env.NOPE}", "logLevel: ${env.NOPE} is not set in the environment."),
         ("api_key_file: x", "there is no key 'api_key_file'"),
+        (
+            "startPort: 1\nmodels: {m: {cmd: 'x --port ${PORT}'}}",
+            "models.m.cmd: no commands are run here; 'mlx-isolate config import' turns",
+        ),
     ],
 )
 def test_an_error_names_the_file_the_key_and_the_remedy(text: str, message: str) -> None:

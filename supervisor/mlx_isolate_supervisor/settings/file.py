@@ -93,6 +93,8 @@ def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str,
 
 
 def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:
+    given_models = _mapping(content.get("models"), "models")
+    _refuse_commands(given_models)
     macros = Macros(_mapping(content.get("macros"), "macros"), environment)
     flags = DAEMON_FLAGS | TOP_NAMES | ENGINE_FLAGS
     _check_keys(content, (*TOP_PARTS, *flags), "")
@@ -101,7 +103,7 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     shown = _switch(content.get("sendLoadingState"), "sendLoadingState")
     specs: list[ModelSpec] = []
     engine: dict[str, dict[str, Texts]] = {}
-    for id, given in _mapping(content.get("models"), "models").items():
+    for id, given in given_models.items():
         place = f"models.{id}"
         own = macros.expand(_mapping(given, place), place, id)
         _check_keys(own, (*MODEL_KEYS, *ENGINE_FLAGS), place)
@@ -114,6 +116,16 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     return FileLayer(
         path=str(path), values=values, models=tuple(specs), engine=engine, groups=groups
     )
+
+
+def _refuse_commands(models: Mapping[str, Any]) -> None:
+    """Tell a file of llama-swap's from one of ours before its macros and keys are blamed."""
+    for id, given in models.items():
+        if isinstance(given, Mapping) and "cmd" in given:
+            raise ConfigError(
+                f"models.{id}.cmd: no commands are run here; 'mlx-isolate config import' turns a "
+                "llama-swap file into one of ours."
+            )
 
 
 def _model(id: str, own: Mapping[str, Any], folder: Path, show_loading: bool) -> ModelSpec:

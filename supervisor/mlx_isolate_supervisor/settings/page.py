@@ -37,7 +37,8 @@ Given as flags they hold for every model; in a file they may stand beside a mode
 _FILE = """## The file
 
 YAML. A flag's name without its dashes is its key (`queue_timeout` or `queue-timeout`); llama-swap's \
-keys are understood where it has one. An unknown key is an error that names the nearest known one. \
+keys are understood where it has one, and `mlx-isolate config import FILE` turns a file of its \
+that runs `mlx_lm.server` into one of ours. An unknown key is an error that names the nearest known one. \
 `docs/config.schema.json`, which \
 `mlx-isolate config schema` prints, describes it for editors.
 
@@ -52,7 +53,7 @@ macros:
   store: /models             # ${store} below
 models:
   small:
-    path: mlx-community/Qwen3-4B-4bit
+    path: mlx-community/Qwen3-4B-4bit   # a folder or a repo; default: the model's name
     aliases: [qwen]          # further names for it
     ttl: 600                 # seconds; 0 = never, -1 = the daemon's
     env: ["HF_HUB_OFFLINE=1"]
