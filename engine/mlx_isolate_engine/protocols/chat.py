@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlx_isolate_engine.completion.events import (
-    CompletionSummary,
     ContentDelta,
     ReasoningDelta,
     ToolCallDelta,
@@ -33,6 +32,7 @@ from mlx_isolate_engine.protocols.fields import (
     token_limit,
 )
 from mlx_isolate_engine.protocols.json_body import decode_body
+from mlx_isolate_engine.protocols.openai_stream import ChunkStream, WriteChunk
 from mlx_isolate_engine.protocols.tools import (
     TOOLS_MAX,
     DeclaredTool,
@@ -41,7 +41,7 @@ from mlx_isolate_engine.protocols.tools import (
     tool_choice,
 )
 from mlx_isolate_engine.protocols.transcript import Transcript
-from mlx_isolate_shared.errors import HttpError, RequestError
+from mlx_isolate_shared.errors import RequestError
 
 
 class ChatBody(Struct, frozen=True, kw_only=True):
@@ -161,10 +161,16 @@ class ChatRequest:
         self._include_usage = include_usage
         self._id = f"chatcmpl-{call.unique}"
 
-    def streamer(self) -> "ChatStreamer":
+    def _head(self, kind: str) -> dict[str, Any]:
+        return shapes.head(self._id, kind, self._call, self.completions[0].adapter)
+
+    def streamer(self) -> ChunkStream:
         """A formatter for the streamed answer."""
-        head = _head(self._id, "chat.completion.chunk", self._call, self.completions[0])
-        return ChatStreamer(head, self.completions, include_usage=self._include_usage)
+        head = self._head("chat.completion.chunk")
+        pieces = _ChatPieces(head, self.completions, include_usage=self._include_usage)
+        return ChunkStream(
+            head, pieces, choices=len(self.completions), include_usage=self._include_usage
+        )
 
     def body(self, transcripts: Sequence[Transcript]) -> bytes:
         """The whole answer as JSON."""
@@ -172,7 +178,7 @@ class ChatRequest:
         summaries = [transcript.summary for transcript in transcripts]
         return msgspec.json.encode(
             {
-                **_head(self._id, "chat.completion", self._call, self.completions[0]),
+                **self._head("chat.completion"),
                 "choices": [
                     _choice(index, transcript, with_logprobs)
                     for index, transcript in enumerate(transcripts)
@@ -181,16 +187,6 @@ class ChatRequest:
                 "timings": summaries[0].timings,
             }
         )
-
-
-def _head(answer_id: str, kind: str, call: Call, request: CompletionRequest) -> dict[str, Any]:
-    return {
-        "id": answer_id,
-        "object": kind,
-        "created": call.created,
-        "model": call.identity.model,
-        "system_fingerprint": call.identity.fingerprint_with(request.adapter),
-    }
 
 
 def _choice(index: int, transcript: Transcript, with_logprobs: bool) -> dict[str, Any]:
@@ -220,8 +216,8 @@ def _choice(index: int, transcript: Transcript, with_logprobs: bool) -> dict[str
     }
 
 
-class ChatStreamer:
-    """Chat chunks: a role first, deltas, a finish reason each, usage if asked, then [DONE]."""
+class _ChatPieces:
+    """Deltas of chat choices; the first gives the role."""
 
     def __init__(
         self,
@@ -230,10 +226,7 @@ class ChatStreamer:
         *,
         include_usage: bool,
     ) -> None:
-        self._head = head
-        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._with_logprobs = completions[0].top_logprobs is not None
-        self._summaries: dict[int, CompletionSummary] = {}
         # A content chunk is these bytes, the text as JSON, and the closing ones: nothing else in
         # it changes from token to token.
         opening = msgspec.json.encode(head)[:-1]
@@ -244,62 +237,26 @@ class ChatStreamer:
         ]
         self._after = b"},%s]%s}\n\n" % (closing, b',"usage":null' if include_usage else b"")
 
-    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
-        """The chunk that gives each choice its role."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return [self._chunk(index, delta) for index in range(len(self._before))]
+    def nothing(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {}}
 
-    def delta(self, index: int, delta: Delta) -> Iterable[bytes]:
-        """One chunk for one delta."""
+    def opening(self, chunk: WriteChunk) -> Iterable[bytes]:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return [chunk({"index": index, "delta": role}) for index in range(len(self._before))]
+
+    def delta(self, index: int, delta: Delta, chunk: WriteChunk) -> Iterable[bytes]:
         match delta:
             case ContentDelta():
                 if self._with_logprobs:
                     logprobs = shapes.chat_logprobs(delta.logprobs)
-                    return (self._chunk(index, {"content": delta.text}, logprobs=logprobs),)
+                    return (chunk({"index": index, "delta": {"content": delta.text}}, logprobs),)
                 return (self._before[index] + msgspec.json.encode(delta.text) + self._after,)
             case ReasoningDelta():
                 both = {"reasoning": delta.text, "reasoning_content": delta.text}
-                return (self._chunk(index, both),)
+                return (chunk({"index": index, "delta": both}),)
             case ToolCallDelta():
-                return (self._chunk(index, {"tool_calls": [_call_delta(delta)]}),)
-
-    def finish(self, index: int, summary: CompletionSummary) -> Iterable[bytes]:
-        """The chunk with the finish reason and the timings."""
-        self._summaries[index] = summary
-        chunk = self._chunk(index, {}, finish_reason=summary.finish_reason, timings=summary.timings)
-        return (chunk,)
-
-    def end(self) -> Iterable[bytes]:
-        """Usage, if asked for, and the end mark."""
-        if self._usage:
-            summaries = [self._summaries[index] for index in sorted(self._summaries)]
-            yield shapes.sse({**self._head, "choices": [], "usage": shapes.usage([summaries])})
-        yield shapes.DONE
-
-    def error(self, error: HttpError) -> bytes:
-        """The error envelope as an event."""
-        return shapes.sse(error.envelope())
-
-    def keepalive(self, done: int, total: int) -> bytes:
-        """A comment."""
-        return shapes.comment_keepalive(done, total)
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        **more: Any,
-    ) -> bytes:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        return shapes.sse({**self._head, "choices": [choice], **self._usage, **more})
+                calls = {"tool_calls": [_call_delta(delta)]}
+                return (chunk({"index": index, "delta": calls}),)
 
 
 def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlx_isolate_engine.completion.events import (
-    CompletionSummary,
     ContentDelta,
     ReasoningDelta,
     TokenLogprob,
@@ -36,8 +35,9 @@ from mlx_isolate_engine.protocols.fields import (
     token_limit,
 )
 from mlx_isolate_engine.protocols.json_body import decode_body
+from mlx_isolate_engine.protocols.openai_stream import ChunkStream, WriteChunk, by_prompt
 from mlx_isolate_engine.protocols.transcript import Transcript
-from mlx_isolate_shared.errors import HttpError, RequestError
+from mlx_isolate_shared.errors import RequestError
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -150,18 +150,17 @@ class TextRequest:
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._choices = choices
         self._echoes = [_echo(request) if body.echo else "" for request in completions]
-        self._head = {
-            "id": f"cmpl-{call.unique}",
-            "object": "text_completion",
-            "created": call.created,
-            "model": call.identity.model,
-            "system_fingerprint": call.identity.fingerprint_with(completions[0].adapter),
-        }
+        self._head = shapes.head(
+            f"cmpl-{call.unique}", "text_completion", call, completions[0].adapter
+        )
 
-    def streamer(self) -> "TextStreamer":
+    def streamer(self) -> ChunkStream:
         """A formatter for the streamed answer."""
-        return TextStreamer(
-            self._head, self._echoes, choices=self._choices, include_usage=self._include_usage
+        return ChunkStream(
+            self._head,
+            _TextPieces(self._echoes),
+            choices=self._choices,
+            include_usage=self._include_usage,
         )
 
     def body(self, transcripts: Sequence[Transcript]) -> bytes:
@@ -179,7 +178,7 @@ class TextRequest:
                     }
                     for index, transcript in enumerate(transcripts)
                 ],
-                "usage": shapes.usage(_by_prompt(summaries, self._choices)),
+                "usage": shapes.usage(by_prompt(summaries, self._choices)),
                 "timings": summaries[0].timings,
             }
         )
@@ -194,83 +193,33 @@ def _echo(request: CompletionRequest) -> str:
     return request.prompt.text if isinstance(request.prompt, TextPrompt) else ""
 
 
-def _by_prompt(
-    summaries: Sequence[CompletionSummary], choices: int
-) -> list[Sequence[CompletionSummary]]:
-    return [summaries[at : at + choices] for at in range(0, len(summaries), choices)]
+class _TextPieces:
+    """Text of completions; the prompt comes first where it is to be echoed."""
 
-
-class TextStreamer:
-    """Text chunks, a finish reason for each choice, usage if asked for, then [DONE]."""
-
-    def __init__(
-        self,
-        head: dict[str, Any],
-        echoes: Sequence[str],
-        *,
-        choices: int,
-        include_usage: bool,
-    ) -> None:
-        self._head = head
+    def __init__(self, echoes: Sequence[str]) -> None:
         self._echoes = echoes
-        self._choices = choices
-        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._offsets = [0] * len(echoes)
-        self._summaries: dict[int, CompletionSummary] = {}
 
-    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
-        """The prompt, where it is to be echoed."""
-        return [self._chunk(index, text) for index, text in enumerate(self._echoes) if text]
+    def nothing(self, index: int) -> dict[str, Any]:
+        return _text(index, "")
 
-    def delta(self, index: int, delta: Delta) -> Iterable[bytes]:
-        """One chunk for one delta; text that looks like reasoning is text here."""
+    def opening(self, chunk: WriteChunk) -> Iterable[bytes]:
+        return [chunk(_text(index, text)) for index, text in enumerate(self._echoes) if text]
+
+    def delta(self, index: int, delta: Delta, chunk: WriteChunk) -> Iterable[bytes]:
         match delta:
             case ContentDelta():
                 logprobs = None
                 if delta.logprobs:
                     logprobs = shapes.text_logprobs(delta.logprobs, self._offsets[index])
                     self._offsets[index] += sum(len(token.token) for token in delta.logprobs)
-                return (self._chunk(index, delta.text, logprobs=logprobs),)
+                return (chunk(_text(index, delta.text), logprobs),)
             case ReasoningDelta():
-                return (self._chunk(index, delta.text),)
+                # What looks like reasoning is text here.
+                return (chunk(_text(index, delta.text)),)
             case ToolCallDelta():
                 return ()
 
-    def finish(self, index: int, summary: CompletionSummary) -> Iterable[bytes]:
-        """The chunk with the finish reason and the timings."""
-        self._summaries[index] = summary
-        chunk = self._chunk(index, "", finish_reason=summary.finish_reason, timings=summary.timings)
-        return (chunk,)
 
-    def end(self) -> Iterable[bytes]:
-        """Usage, if asked for, and the end mark."""
-        if self._usage:
-            summaries = [self._summaries[index] for index in sorted(self._summaries)]
-            usage = shapes.usage(_by_prompt(summaries, self._choices))
-            yield shapes.sse({**self._head, "choices": [], "usage": usage})
-        yield shapes.DONE
-
-    def error(self, error: HttpError) -> bytes:
-        """The error envelope as an event."""
-        return shapes.sse(error.envelope())
-
-    def keepalive(self, done: int, total: int) -> bytes:
-        """A comment."""
-        return shapes.comment_keepalive(done, total)
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        **more: Any,
-    ) -> bytes:
-        choice = {
-            "text": text,
-            "index": index,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        return shapes.sse({**self._head, "choices": [choice], **self._usage, **more})
+def _text(index: int, text: str) -> dict[str, Any]:
+    return {"text": text, "index": index}

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from mlx_isolate_engine.completion.events import CompletionSummary, TokenLogprob
+from mlx_isolate_engine.protocols.contract import Call
 
 # OpenAI's stand-in for the logarithm of 0.
 LOGPROB_MIN = -9999.0
@@ -20,6 +21,17 @@ def sse(payload: Any) -> bytes:
 def comment_keepalive(done: int, total: int) -> bytes:
     """A comment that any SSE parser skips."""
     return b": keepalive %d/%d\n\n" % (done, total)
+
+
+def head(answer_id: str, kind: str, call: Call, adapter: str | None) -> dict[str, Any]:
+    """The fields that every answer and every chunk begins with."""
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": call.created,
+        "model": call.identity.model,
+        "system_fingerprint": call.identity.fingerprint_with(adapter),
+    }
 
 
 def usage(per_prompt: Sequence[Sequence[CompletionSummary]]) -> dict[str, Any]:
