@@ -1,4 +1,4 @@
-"""A daemon killed with SIGKILL: its engines go, and the next one takes the same port at once."""
+"""A daemon that is killed, and one whose engines come and go: nothing is left and nothing grows."""
 
 import json
 import os
@@ -56,3 +56,19 @@ def test_a_killed_daemon_leaves_no_engine_and_its_port_to_the_next(
             assert not alive
             second.wait_state("ready")
             assert second.chat().status == 200
+
+
+@pytest.mark.case("26")
+def test_twenty_engines_one_after_the_other_leave_the_supervisor_as_it_was(tmp_path: Path) -> None:
+    with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as daemon:
+        supervisor = psutil.Process(daemon.process.pid)
+        sizes: list[int] = []
+        for _ in range(20):
+            [engine] = wait_for(daemon.engines, 10, "an engine runs")
+            daemon.wait_state("ready")
+            assert daemon.chat().status == 200
+            assert daemon.ask("POST", "/models/unload", {"model": "m"}).status == 200
+            assert not engine.is_running()
+            assert daemon.ask("POST", "/models/load", {"model": "m"}).status == 200
+            sizes.append(supervisor.memory_info().rss)
+        assert max(sizes[10:]) <= max(sizes[:10]) + (2 << 20), sizes

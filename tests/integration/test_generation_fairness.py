@@ -80,3 +80,19 @@ def test_long_prompts_leave_room_for_a_stream_and_a_short_chat(
             assert first_token < FIRST_TOKEN_S
 
     run_async(test(), deadline_s=900.0)
+
+
+@pytest.mark.case("29")
+def test_a_long_prompt_changes_no_token_of_a_stream(full_model: Path) -> None:
+    async def test() -> None:
+        async with rig(full_model) as subject:
+            request = text_request("hello", max_tokens=120)
+            alone = await subject.run(request)
+            stream = Watch()
+            running = asyncio.create_task(subject.run(request, stream))
+            await stream.first.wait()
+            prompt = [65 + place % 50 for place in range(1800)]
+            await subject.run(tokens_request(prompt, max_tokens=2))
+            assert (await running).text == alone.text
+
+    run_async(test())

@@ -59,7 +59,7 @@ def test_a_kill_behind_pooled_connections_is_never_a_500(tmp_path: Path) -> None
 
 
 def expect(daemon: RunningDaemon, body: bytes, expectation: str) -> tuple[list[int], float]:
-    """The statuses that a client which waits for 100 gets, and the seconds until the last."""
+    """The statuses that a client which waits for 100 gets, and the seconds until the first."""
     with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as client:
         began = time.monotonic()
         client.sendall(
@@ -68,22 +68,25 @@ def expect(daemon: RunningDaemon, body: bytes, expectation: str) -> tuple[list[i
             "Connection: close\r\n\r\n".encode()
         )
         stream = client.makefile("rb")
-        statuses: list[int] = []
+        statuses = [int(stream.readline().split()[1])]
+        waited_s = time.monotonic() - began
         while True:
-            statuses.append(int(stream.readline().split()[1]))
             while stream.readline().strip():
                 pass
             if statuses[-1] != 100:
-                return statuses, time.monotonic() - began
+                return statuses, waited_s
             client.sendall(body)
+            statuses.append(int(stream.readline().split()[1]))
 
 
 @pytest.mark.case("46")
 @pytest.mark.parametrize("size", [10_000, 3_000_000])
 def test_a_client_that_waits_for_100_is_not_held_up(daemon: RunningDaemon, size: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
-    statuses, seconds = expect(daemon, body, "100-continue")
-    assert statuses == [100, 200] and seconds < 2.0
+    tries = [expect(daemon, body, "100-continue") for _ in range(3)]
+    assert all(statuses == [100, 200] for statuses, _ in tries)
+    # The best of some, since other work of a test run may hold one up.
+    assert min(waited_s for _, waited_s in tries) < 0.1
 
 
 @pytest.mark.case("46")
@@ -181,11 +184,14 @@ def test_an_unknown_model_is_told_at_once_while_a_stream_runs(
     before = daemon.status()["models"][0]["pid"]
     with daemon.stream(fake={"chunks": 1000, "interval_s": 0.01}) as stream:
         stream.recv(1)
-        began = time.monotonic()
-        answer = daemon.chat(model=model)
-        # The bound of the case is 0.1 s; a busy machine of a test run gets some more.
-        assert time.monotonic() - began < 0.5
-        assert answer.status == 404 and answer.json()["error"]["code"] == "model_not_found"
+        took: list[float] = []
+        for _ in range(5):
+            began = time.monotonic()
+            answer = daemon.chat(model=model)
+            took.append(time.monotonic() - began)
+            assert answer.status == 404 and answer.json()["error"]["code"] == "model_not_found"
+        # The best of some, since other work of a test run may hold one up.
+        assert min(took) < 0.1
         assert daemon.status()["models"][0]["pid"] == before
         assert [process.pid for process in daemon.engines()] == [before]
 

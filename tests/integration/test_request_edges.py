@@ -1,6 +1,7 @@
 """Requests at the edge of what is allowed, sent to a real engine that must answer on."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,39 @@ def test_boundary_value_is_answered(engine: EngineProcess, fields: dict[str, Any
 )
 def test_odd_conversation_is_answered(engine: EngineProcess, messages: Any) -> None:
     assert post(engine, messages=messages, max_tokens=2).status == 200
+
+
+@pytest.mark.case("39")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"messages": []},
+        {"messages": {}},
+        {"messages": "hi"},
+        {"messages": [1]},
+        {"messages": None},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "foo", "content": "x"}]},
+    ],
+    ids=json.dumps,
+)
+def test_what_is_no_conversation_is_400(engine: EngineProcess, fields: dict[str, Any]) -> None:
+    for stream in (False, True):
+        response = post(engine, max_tokens=2, stream=stream, **fields)
+        assert response.status == 400, response.body
+        assert response.json["error"]["param"].startswith("messages")
+
+
+@pytest.mark.case("36")
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "foo"}], ids=json.dumps
+)
+def test_a_part_that_is_no_text_is_400(engine: EngineProcess, part: dict[str, Any]) -> None:
+    parts = [{"type": "text", "text": "see"}, part]
+    response = post(engine, messages=[{"role": "user", "content": parts}], max_tokens=2)
+    assert response.status == 400
+    assert response.json["error"]["param"].startswith("messages[0].content[1]")
 
 
 @pytest.mark.case("39")

@@ -334,8 +334,10 @@ def test_wrong_inner_value_is_refused_by_its_place(fields: dict[str, Any], param
 @pytest.mark.case("37")
 def test_null_is_absent() -> None:
     names = [*chat.ChatBody.__struct_fields__, "temperature", "top_k", "logit_bias", "seed"]
-    nothing = dict.fromkeys(name for name in names if name != "messages")
+    nothing: dict[str, Any] = dict.fromkeys(name for name in names if name != "messages")
     assert parse(**nothing) == parse()
+    for name in nothing:
+        assert parse(**{name: None}) == parse(), name
 
 
 @pytest.mark.case("37")
