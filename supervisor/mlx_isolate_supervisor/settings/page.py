@@ -37,7 +37,7 @@ Given as flags they hold for every model; in a file they may stand beside a mode
 _FILE = """## The file
 
 YAML. A flag's name without its dashes is its key (`queue_timeout` or `queue-timeout`); llama-swap's \
-keys are understood where it has one, and `mlx-isolate config import FILE` turns a file of its \
+keys are understood where it has them, and `mlx-isolate config import FILE` turns a llama-swap file \
 that runs `mlx_lm.server` into one of ours. An unknown key is an error that names the nearest known one. \
 `docs/config.schema.json`, which \
 `mlx-isolate config schema` prints, describes it for editors.
