@@ -6,6 +6,7 @@ fires when the *thread* that spawned them ends.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -141,15 +142,19 @@ def _popen(
     argv = [*command.argv, "--id", name.id, "--incarnation", str(name.incarnation)]
     argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
     argv += ["--lifeline-fd", str(pipes.lifeline[0])]
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=pipes.output[1],
-        stderr=pipes.output[1],
-        env=environment,
-        pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=pipes.output[1],
+            stderr=pipes.output[1],
+            env=environment,
+            pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
+            start_new_session=True,
+        )
+    except ValueError as error:
+        # An argument or variable that no system takes, such as one with a NUL.
+        raise OSError(errno.EINVAL, str(error)) from error
 
 
 def _supersedes(later: wire.Report, earlier: wire.Report) -> bool:

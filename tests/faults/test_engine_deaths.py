@@ -317,9 +317,17 @@ def test_reset_closes_the_circuit_at_once() -> None:
     run(main())
 
 
-def test_an_engine_that_cannot_be_spawned_counts_as_a_crash() -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        EngineCommand(argv=("/nonexistent/engine",)),
+        EngineCommand(argv=("/bin/true",), env={"A": "no\0system takes it"}),
+    ],
+    ids=["missing", "nonsense"],
+)
+def test_an_engine_that_cannot_be_spawned_counts_as_a_crash(command: EngineCommand) -> None:
     async def main() -> None:
-        async with pool_rig(command=EngineCommand(argv=("/nonexistent/engine",))) as rig:
+        async with pool_rig(command=command) as rig:
             with pytest.raises(CapacityError) as caught:
                 await rig.complete()
             assert caught.value.code == "circuit_open"

@@ -114,6 +114,11 @@ models:
         ("models: {m: {ttl: soon}}", "models.m.ttl: 'soon' is not a time; write it as 90, 90s"),
         ("models: {m: {unlisted: 5}}", "models.m.unlisted must be true or false."),
         ("models: {m: {env: [A]}}", "models.m.env: 'A' is not of the form NAME=value."),
+        ("models: {m: {env: {A=B: x}}}", "models.m.env: 'A=B' is no variable that a system takes."),
+        (
+            'models: {m: {env: {A: "x\\0y"}}}',
+            "models.m.env: 'A' is no variable that a system takes.",
+        ),
         ("models: [m]", "models must be a mapping."),
         ("models: {a: {aliases: [b]}, b: {}}", "two models would be served as 'b'"),
         ("groups: {g: {members: [x]}}", "groups.g.members: there is no model 'x' under models."),

@@ -252,15 +252,20 @@ def _names(value: Any, place: str) -> tuple[str, ...]:
 
 def _environment(value: Any, place: str) -> dict[str, str]:
     """`NAME=value` texts as llama-swap writes them, or a mapping."""
+    found: dict[str, str] = {}
     if isinstance(value, dict):
         pairs: dict[Any, Any] = value
-        return {str(key): str(_text(item)) for key, item in pairs.items()}
-    found: dict[str, str] = {}
-    for text in _names(value, place) if not isinstance(value, str) else (value,):
-        name, equals, content = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"{place}: {text!r} is not of the form NAME=value.")
-        found[name.strip()] = content
+        found = {str(key): str(_text(item)) for key, item in pairs.items()}
+    else:
+        for text in _names(value, place) if not isinstance(value, str) else (value,):
+            name, equals, content = text.partition("=")
+            if not equals or not name.strip():
+                raise ConfigError(f"{place}: {text!r} is not of the form NAME=value.")
+            found[name.strip()] = content
+    for name, content in found.items():
+        # The value may be a secret.
+        if not name or "=" in name or "\0" in name + content:
+            raise ConfigError(f"{place}: {name!r} is no variable that a system takes.")
     return found
 
 
