@@ -108,6 +108,12 @@ def shutting_down() -> CapacityError:
     return CapacityError(message, status=503, code="shutting_down", retry_after_s=5.0)
 
 
+def removed(model: str) -> CapacityError:
+    """503 for who waited for a model that is served no longer; who asks later gets 404."""
+    message = f"{model} was taken out of the configuration."
+    return CapacityError(message, status=503, code="model_removed")
+
+
 def failure_of(
     judgement: Judgement, exit: LastExit, reported: wire.Failed | None
 ) -> Failure | None:

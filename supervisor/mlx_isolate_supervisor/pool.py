@@ -218,7 +218,7 @@ class Pool:
 
     def _leave(self, slot: Slot) -> None:
         limit = self._context.settings.drain_timeout_s
-        task = asyncio.create_task(slot.stop(limit), name=f"leave {slot.model_id}")
+        task = asyncio.create_task(slot.leave(limit), name=f"leave {slot.model_id}")
         self._leaving[slot] = task
         task.add_done_callback(lambda _: self._leaving.pop(slot, None))
 

@@ -41,6 +41,8 @@ class Slot:
         self._is_handling = False
         self._is_cut = False
         self._is_over = False
+        # What is told to who waits, or comes, once the slot stops.
+        self._stop_error: Callable[[], CapacityError] = causes.shutting_down
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
         self._machine = Machine(spec, context, self)
@@ -112,7 +114,7 @@ class Slot:
     async def admit(self, request_id: str) -> Lease:
         """Wait in line for a ready engine with a free place; see `lease.Admission`."""
         if self._is_over:
-            raise causes.shutting_down()
+            raise self._stop_error()
         waiter = Waiter(request_id)
         self.post(partial(self._arrive, waiter))
         if not waiter.place.done():
@@ -175,6 +177,11 @@ class Slot:
     def reset(self) -> None:
         """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
         self.post(partial(self._machine.reset, "it was reset"))
+
+    async def leave(self, limit_s: float) -> None:
+        """As `stop`, for a model that is to be served no longer."""
+        self._stop_error = partial(causes.removed, self.model_id)
+        await self.stop(limit_s)
 
     async def stop(self, limit_s: float) -> None:
         """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
@@ -333,7 +340,7 @@ class Slot:
 
     def _is_ready(self) -> bool | CapacityError:
         if self._machine.stop_by is not None:
-            return causes.shutting_down()
+            return self._stop_error()
         if self._machine.state is State.FAILED and self._machine.deferred is None:
             return self._machine.failed_error()
         if self._machine.room_error is not None and self._machine.state is State.STOPPED:
@@ -352,7 +359,7 @@ class Slot:
         return machine.state is State.STOPPED
 
     def _shut_down(self, stop_by: float) -> None:
-        self._line.refuse_all(causes.shutting_down)
+        self._line.refuse_all(self._stop_error)
         self._residence.withdraw()
         self._machine.shut_down(stop_by)
 
@@ -364,7 +371,7 @@ class Slot:
         machine = self._machine
         machine.look_for_repair()
         if machine.stop_by is not None:
-            self._line.refuse(waiter, causes.shutting_down())
+            self._line.refuse(waiter, self._stop_error())
         elif machine.state is State.FAILED and machine.deferred is None:
             self._lodging.was_refused = True
             self._line.refuse(waiter, machine.failed_error())

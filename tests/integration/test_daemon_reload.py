@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.running_daemon import RunningDaemon, fake_model, read_until
+from tests.running_daemon import RunningDaemon, fake_model, read_all, read_until
 from tests.waiting import wait_for
 
 
@@ -75,6 +75,19 @@ def test_a_removed_model_finishes_what_it_has_and_is_unknown_at_once(
     assert daemon.chat("two").status == 404
     read_until(stream, b"data: [DONE]")
     wait_for(lambda: not daemon.engines(), 10, "its engine is gone")
+
+
+def test_who_waits_for_a_model_that_is_removed_is_told_so(configured: Configured) -> None:
+    daemon = configured.daemon
+    configured.reload(models={"one": {}, "two": {"concurrencyLimit": 1}})
+    daemon.ask("POST", "/models/load", {"model": "two"})
+    stream = daemon.stream(model="two", fake={"chunks": 20, "interval_s": 0.05})
+    read_until(stream, b"data:")
+    waits = daemon.stream(model="two")
+    wait_for(lambda: daemon.status()["models"][1]["queued"] == 1, 5, "it waits")
+    configured.reload(models={"one": {}})
+    assert b'"code":"model_removed"' in read_all(waits)
+    read_until(stream, b"data: [DONE]")
 
 
 def test_a_model_that_leaves_does_not_hold_up_the_end(configured: Configured) -> None:
