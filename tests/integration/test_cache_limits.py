@@ -31,6 +31,7 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.case("26")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("prompts", "cap"), [(24, 16 * MIB), pytest.param(400, 64 * MIB, marks=pytest.mark.slow)]
 )
@@ -53,8 +54,8 @@ def test_memory_levels_off_at_the_cap(
         assert talk.call("/v1/cache/stats")["ram_bytes"] <= cap
     assert talk.call("/v1/cache/stats")["ram_bytes"] > cap // 2, "the cap was never near"
     assert max(sizes) - before <= cap + SLACK
-    half = len(sizes) // 2
-    assert max(sizes[half:]) <= max(sizes[:half]) + cap // 2, "still growing at the end"
+    last = 3 * len(sizes) // 4
+    assert max(sizes[last:]) <= max(sizes[:last]) + cap // 4, "still growing at the end"
 
 
 def own_files(root: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Peaks of MLX memory while entries are kept, saved, restored and written to for the first time."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.ram_tier import RamTier
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 
@@ -168,3 +170,31 @@ def test_the_byte_cap_bounds_what_distinct_prompts_leave_behind(tmp_path: Path) 
         assert made.figures().ram_bytes <= cap
     mx.clear_cache()
     assert mx.get_active_memory() - before <= cap + SLACK
+
+
+@pytest.mark.case("26")
+def test_figures_never_show_an_insertion_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = KVCache()
+    rows = mx.ones((1, 1, 256, 16))
+    part.update_and_fetch(rows, rows)
+    mx.eval(part.keys, part.values)
+    size = part.keys.nbytes + part.values.nbytes
+    made = PromptCache(entries_max=1000, bytes_max=size)
+    seen: list[int] = []
+    lookers: list[threading.Thread] = []
+    evict = RamTier._evict  # pyright: ignore[reportPrivateUsage]
+
+    def evict_seen(tier: RamTier) -> list[Any]:
+        looker = threading.Thread(target=lambda: seen.append(made.figures().ram_bytes))
+        lookers.append(looker)
+        looker.start()
+        # It has read by then, unless it rightly waits for the end of the insertion.
+        looker.join(0.2)
+        return evict(tier)
+
+    monkeypatch.setattr(RamTier, "_evict", evict_seen)
+    for number in range(3):
+        made.put([number, *range(255)], [part], "n", "assistant")
+    for looker in lookers:
+        looker.join()
+    assert seen == [size] * 3

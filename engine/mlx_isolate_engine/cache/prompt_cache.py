@@ -396,9 +396,12 @@ class PromptCache:
 
     def figures(self) -> CacheFigures:
         """Both tiers in numbers, since the start."""
+        # Within an insertion the newcomer is counted before the oldest has left.
+        with self._lock:
+            entries, size = len(self._ram), self._ram.bytes
         ram = CacheFigures(
-            ram_entries=len(self._ram),
-            ram_bytes=self._ram.bytes,
+            ram_entries=entries,
+            ram_bytes=size,
             ram_bytes_max=self._ram.bytes_max or 0,
             hits=self._hits,
             misses=self._misses.total(),
