@@ -91,6 +91,7 @@ def run(starts: int) -> dict[str, Any]:
     home = Path(tempfile.mkdtemp(prefix="mi"))
     model = home / "m"
     model.mkdir()
+    (model / "config.json").write_text("{}")
     environment = os.environ | {
         "HOME": str(home),
         "MLX_ISOLATE_LOG_DIR": str(home / "logs"),

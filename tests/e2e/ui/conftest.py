@@ -39,6 +39,7 @@ class Daemons:
         models = [self._folder / name for name in ("demo", "second")]
         for model in models:
             model.mkdir(exist_ok=True)
+            (model / "config.json").write_text("{}")
         home = self._folder / f"home{len(self._started)}"
         daemon = RunningDaemon(home, *map(str, models), *flags, program=PROGRAM, port=port)
         self._started.append(daemon)

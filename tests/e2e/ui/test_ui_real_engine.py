@@ -1,9 +1,11 @@
 """The page over real engines: an answer that a kill cut off is gone on with."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.ui.browser import Browser
-from tests.running_daemon import RunningDaemon
+from tests.running_daemon import REAL, RunningDaemon
+from tests.waiting import wait_for
 
 MODEL = "slow"
 TOKENS = 200
@@ -45,7 +47,24 @@ def test_answer_cut_by_a_kill_is_continued_by_the_next_engine(
     assert daemon.ask("POST", "/drill/kill", {"model": MODEL}).status == 200
     browser.wait_answer("failed", 1)
     part = content(browser).rstrip()
-    assert daemon.wait_state("ready", index, 60.0)["pid"] != before
+    # The answer's end is told before the engine is reaped, so for a moment it still shows as ready.
+    wait_for(lambda: daemon.status()["models"][index]["pid"] != before, 10.0, "the engine is gone")
+    daemon.wait_state("ready", index, 60.0)
     browser.press("Continue")
     browser.wait_answer("done", 1)
     assert content(browser) == part + continuation(daemon, part)
+
+
+def test_flush_button_writes_the_cache_and_says_so(
+    browser: Browser, full_model: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    flags = ("--served-model-name", "kept", "--ssd-cache-dir", str(cache))
+    with RunningDaemon(tmp_path / "home", str(full_model), *flags, program=REAL) as daemon:
+        daemon.wait_state("ready", 0, 120.0)
+        assert daemon.chat("kept", max_tokens=4).status == 200
+        browser.open(daemon.url)
+        browser.wait_live()
+        browser.press("Flush cache kept")
+        browser.wait_text("#toasts", "kept: cache is on disk")
+        assert list(cache.rglob("*.safetensors"))
