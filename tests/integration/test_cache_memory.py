@@ -178,6 +178,7 @@ def test_figures_never_show_an_insertion_half_done(monkeypatch: pytest.MonkeyPat
     rows = mx.ones((1, 1, 256, 16))
     part.update_and_fetch(rows, rows)
     mx.eval(part.keys, part.values)
+    assert part.keys is not None and part.values is not None
     size = part.keys.nbytes + part.values.nbytes
     made = PromptCache(entries_max=1000, bytes_max=size)
     seen: list[int] = []
