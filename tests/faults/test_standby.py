@@ -274,7 +274,7 @@ def test_the_status_shows_the_standby(daemon: RunningDaemon) -> None:
     (spare,) = daemon.status()["supervisor"]["standbys"]
     assert spare["model"] == "m" and spare["memory_bytes"] > 1 << 20
     shown = daemon.command("status").stdout
-    assert f"standby: pid {pid}, ready, knows the tokenizer of m" in shown
+    assert f"standby: pid {pid}, ready for m" in shown
     assert "--id standby" in " ".join(psutil.Process(pid).cmdline())
 
 

@@ -45,7 +45,7 @@ def test_one_model_at_a_time_and_what_the_pages_say_of_it(tmp_path: Path) -> Non
         own = daemon.status()["supervisor"]
         assert own["models_max"] == 1 and own["memory_budget_bytes"] > 0
         assert own["memory_claimed_bytes"] > 0
-        assert " taken" in daemon.command("status").stdout
+        assert " reserved" in daemon.command("status").stdout
 
 
 def test_keep_alive_0_unloads_after_the_answer(tmp_path: Path) -> None:
