@@ -212,12 +212,20 @@ async def _run_all(prepared: Sequence[PreparedCompletion], run: _Run) -> None:
     if len(prepared) == 1:
         await run(0, prepared[0])
         return
+    # Not a TaskGroup: in early 3.11 it leaves its task marked as being cancelled, and no
+    # asyncio.timeout in it works from then on.
+    tasks = [
+        asyncio.ensure_future(_as_coroutine(run(index, completion)))
+        for index, completion in enumerate(prepared)
+    ]
     try:
-        async with asyncio.TaskGroup() as group:
-            for index, completion in enumerate(prepared):
-                group.create_task(_as_coroutine(run(index, completion)))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 @contextlib.asynccontextmanager
