@@ -1,7 +1,7 @@
 """One model to everybody else: its mailbox, its queue of requests.
 
-Everything that can happen to a slot is a message in its mailbox, and one loop handles them one
-after the other; nothing else changes a slot or its machine. Implements `lease.Admission`.
+Everything that can happen to a slot is a message in its mailbox, handled one after the other, by
+whoever posts while none is handled; nothing else changes a slot or its machine. Implements `lease.Admission`.
 """
 
 import asyncio
@@ -308,15 +308,18 @@ class Slot:
 
     def _handle(self) -> None:
         self._is_handling = True
-        while self._mailbox and not self._is_over:
-            message = self._mailbox.popleft()
-            try:
-                message()
-                self._settle()
-            except Exception as error:  # noqa: BLE001
-                # A bug; the slot goes on, since the front end must not die of one model.
-                log_failure("slot.message_failed", error, model=self.model_id)
-        self._is_handling = False
+        try:
+            while self._mailbox and not self._is_over:
+                message = self._mailbox.popleft()
+                try:
+                    message()
+                    self._settle()
+                except Exception as error:  # noqa: BLE001
+                    # A bug; the slot goes on, since the front end must not die of one model.
+                    log_failure("slot.message_failed", error, model=self.model_id)
+        finally:
+            # Whatever came through, the next message must not find the mailbox shut for ever.
+            self._is_handling = False
 
     def _settle(self) -> None:
         """What holds after every message: nobody waits for nothing, free places are given."""
