@@ -1,6 +1,7 @@
 """One engine process from its spec pipe to its exit status: the composition root.
 
-Owns the order of things: wait for the spec, load, listen, report, stop. Knows nothing of models (see runtime.py) or of requests (see server.py).
+Owns the order of things: wait for the spec, load, listen, report, stop. Knows nothing of models
+(see runtime.py) or of requests (see server.py).
 """
 
 import asyncio

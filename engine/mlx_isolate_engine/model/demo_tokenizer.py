@@ -14,7 +14,7 @@ from mlx_isolate_engine.model.errors import ModelError
 
 # Token types in GGUF files, as in sentencepiece.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-PAD, EOS, BOS, UNK, END_OF_TURN = 0, 1, 2, 3, 106
+PAD, EOS, BOS, UNK = 0, 1, 2, 3
 SPACE = "\u2581"
 
 # Gemma's turns. It has no system turn: such text goes before the next user turn.

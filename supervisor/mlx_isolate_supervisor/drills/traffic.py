@@ -28,7 +28,6 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.asked_at = time.monotonic()
         self.status = 0
         self.code: str | None = None
         self.retry_after: str | None = None
