@@ -9,7 +9,6 @@ import faulthandler
 import functools
 import logging
 import os
-import signal
 import sys
 import time
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ import msgspec
 import uvloop
 
 from mlx_isolate_engine.arguments import Arguments
+from mlx_isolate_engine.aside import StopSignal
 from mlx_isolate_engine.footprint import Footprint
 from mlx_isolate_engine.identity import Identity
 from mlx_isolate_engine.model.errors import ModelError
@@ -44,13 +44,17 @@ FINISH_S = 2.0
 _LAST_WORDS_S = 1.0
 
 
-def run(arguments: Arguments, load_runtime: LoadRuntime, prepare: PrepareModel) -> NoReturn:
+def run(
+    arguments: Arguments, stop: StopSignal, load_runtime: LoadRuntime, prepare: PrepareModel
+) -> NoReturn:
     """Run one engine process to its end; never returns."""
     faulthandler.enable(all_threads=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     reporter = Reporter(arguments.report_fd)
-    status = _run_to_status(arguments.spec_fd, reporter, load_runtime, prepare)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        status = _run_to_status(arguments.spec_fd, stop, reporter, load_runtime, prepare)
+    finally:
+        stop.is_ignored()
     reporter.close(_LAST_WORDS_S)
     logging.shutdown()
     sys.stdout.flush()
@@ -59,7 +63,11 @@ def run(arguments: Arguments, load_runtime: LoadRuntime, prepare: PrepareModel) 
 
 
 def _run_to_status(
-    spec_fd: int, reporter: Reporter, load_runtime: LoadRuntime, prepare: PrepareModel
+    spec_fd: int,
+    stop: StopSignal,
+    reporter: Reporter,
+    load_runtime: LoadRuntime,
+    prepare: PrepareModel,
 ) -> int:
     try:
         start = _wait_for_start(spec_fd, reporter, prepare)
@@ -69,7 +77,7 @@ def _run_to_status(
         # Not uvloop.run: it would wait for executor threads before it returned, stuck ones too.
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
-        status: int = loop.run_until_complete(_Engine(start, reporter, load_runtime).run())
+        status: int = loop.run_until_complete(_Engine(start, stop, reporter, load_runtime).run())
         return status
     except ModelError as error:
         log.error("engine.load_failed code=%s reason=%s", error.code, error)
@@ -103,8 +111,11 @@ def _wait_for_start(spec_fd: int, reporter: Reporter, prepare: PrepareModel) -> 
 class _Engine:
     """The part of an engine's life that needs an event loop."""
 
-    def __init__(self, start: Start, reporter: Reporter, load_runtime: LoadRuntime) -> None:
+    def __init__(
+        self, start: Start, stop: StopSignal, reporter: Reporter, load_runtime: LoadRuntime
+    ) -> None:
         self._start = start
+        self._stop = stop
         self._reporter = reporter
         self._load_runtime = load_runtime
         self._footprint = Footprint()
@@ -113,7 +124,8 @@ class _Engine:
         """Load, serve until SIGTERM or until generation fails; returns the exit status."""
         began = time.monotonic()
         asked_to_stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked_to_stop.set)
+        loop = asyncio.get_running_loop()
+        self._stop.calls(lambda: loop.call_soon_threadsafe(asked_to_stop.set))
         stop = asyncio.create_task(asked_to_stop.wait())
         load = asyncio.ensure_future(self._load_runtime(self._start, self._reporter.loading))
         await asyncio.wait({load, stop}, return_when=asyncio.FIRST_COMPLETED)

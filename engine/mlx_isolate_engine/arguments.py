@@ -15,6 +15,7 @@ class Arguments:
         spec_fd: pipe to read the spec from.
         report_fd: pipe to report on.
         lifeline_fd: pipe whose end means exit.
+        nice: how much lower the CPU priority of all work is than the process' own.
     """
 
     id: str
@@ -22,6 +23,7 @@ class Arguments:
     spec_fd: int
     report_fd: int
     lifeline_fd: int
+    nice: int
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -35,4 +37,5 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--spec-fd", type=int, required=True, help="pipe to read the spec from")
     parser.add_argument("--report-fd", type=int, required=True, help="pipe to report on")
     parser.add_argument("--lifeline-fd", type=int, required=True, help="pipe whose end means exit")
+    parser.add_argument("--nice", type=int, default=0, help="steps of lower CPU priority")
     return Arguments(**vars(parser.parse_args(argv)))

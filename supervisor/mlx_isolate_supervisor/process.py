@@ -141,7 +141,7 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     argv = [*command.argv, "--id", name.id, "--incarnation", str(name.incarnation)]
     argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
-    argv += ["--lifeline-fd", str(pipes.lifeline[0])]
+    argv += ["--lifeline-fd", str(pipes.lifeline[0]), "--nice", str(command.nice)]
     try:
         return subprocess.Popen(
             argv,
@@ -168,11 +168,7 @@ def _supersedes(later: wire.Report, earlier: wire.Report) -> bool:
             return False
 
 
-def _humble(pid: int, nice: int) -> None:
-    """Lower the priority of a fresh child, and spare the disk its core dumps."""
-    with contextlib.suppress(OSError):
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, pid, min(own + nice, 19))
+def _forbid_core_dumps(pid: int) -> None:
     if sys.platform == "linux":
         import resource
 
@@ -264,7 +260,7 @@ class EngineProcess:
         finally:
             _close(*pipes.theirs)
         process = cls(popen, pipes, name, socket_path, listener, output)
-        _humble(popen.pid, command.nice)
+        _forbid_core_dumps(popen.pid)
         process._record()
         return process
 

@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--incarnation", type=int, required=True)
     for name in ("--spec-fd", "--report-fd", "--lifeline-fd"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
     given = parser.parse_args()
     faulthandler.enable()
     # A way for a test to have the engine itself exit, at any moment.

@@ -127,4 +127,4 @@ def prepare_model(prepare: Prepare) -> None:
 
 
 if __name__ == "__main__":
-    run(begin(sys.argv[1:]), load_runtime, prepare_model)
+    begin(sys.argv[1:], lambda given, stop: run(given, stop, load_runtime, prepare_model))

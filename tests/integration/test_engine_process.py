@@ -14,7 +14,7 @@ import pytest
 
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK, LIFELINE_EXIT_S, PROGRESS_INTERVAL_S
 from mlx_isolate_shared.wire import Failed, Loading, Prepare, Progress, Ready
-from tests.engine_process import ROOT, EngineProcess
+from tests.engine_process import ROOT, SCRIPTED, EngineProcess
 from tests.raw_http import RawClient, RawResponse, ask
 from tests.waiting import wait_for
 
@@ -230,3 +230,15 @@ def is_gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_all_work_has_the_lower_priority_and_the_main_thread_keeps_its_own() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with EngineProcess((*SCRIPTED, "--nice", "3")) as engine:
+        engine.start()
+        engine.wait_ready()
+        threads = [int(name) for name in os.listdir(f"/proc/{engine.child.pid}/task")]
+        niceness = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+        assert niceness.pop(engine.child.pid) == own
+    assert niceness and set(niceness.values()) == {min(own + 3, 19)}
