@@ -118,10 +118,10 @@ def test_a_directory_deleted_under_a_running_engine_is_made_anew(tmp_path: Path)
     with cache_over(store) as cache:
         put(cache, 1)
         assert cache.flush(20).durable
+        cache.trim_to(0)
         for file in CacheDirectory(root).files():
             CacheDirectory(root).remove(file.path)
         root.rmdir()
-        cache.trim_to(0)
         assert cache.take([*tokens_of(1), 7], "n") == (None, 0)
         put(cache, 2)
         assert cache.flush(20).durable

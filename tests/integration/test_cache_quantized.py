@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
-from tests.integration.generation_rig import rig, run_async, tokens_request
+from tests.integration.generation_rig import chat_request, rig, run_async, tokens_request
 from tests.material.models import ModelSpec
 
 SPEC = ModelSpec(kind="full", hidden=128)  # groups of 32 need as wide a head
@@ -66,5 +66,47 @@ def test_answers_do_not_depend_on_what_was_asked_before(
             warm, hits = await answers([*order, *order], cache)
             assert warm == cold
             assert hits >= len(asked), "no hits, so this proves nothing"
+
+    run_async(main())
+
+
+@pytest.mark.case("x3")
+def test_a_checkpoint_does_not_move_where_quantization_begins(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    """The end of a system prompt lies between `quantized_kv_start` and the end of its step."""
+    folder = model_folder(SPEC)
+    settings: dict[str, Any] = {
+        "kv_bits": 2,
+        "kv_group_size": 32,
+        "quantized_kv_start": 33,
+        "prefill_step_size": 128,
+        "decode_concurrency": 1,
+    }
+    messages = (
+        {"role": "system", "content": "A canary is what a miner takes along with him."},
+        {"role": "user", "content": "Which colour has it, and why do they take it with them? " * 3},
+    )
+
+    async def main() -> None:
+        chat = chat_request(messages=messages, max_tokens=24)
+        async with rig(folder, **settings) as running:
+            text: Any = running.loaded.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True
+            )
+            plain = tokens_request(list(text), max_tokens=24)
+            expected = {"chat": (await running.run(chat)).text}
+            expected["plain"] = (await running.run(plain)).text
+        requests = {"chat": chat, "plain": plain}
+        for order in (["chat", "plain", "chat"], ["plain", "chat", "plain"]):
+
+            def make(_: object) -> PromptCache:
+                return PromptCache(entries_max=50, bytes_max=None)
+
+            async with rig(folder, make_prompt_cache=make, **settings) as running:
+                answers = [await running.run(requests[name]) for name in order]
+            assert [a.text for a in answers] == [expected[name] for name in order], order
+            assert answers[-1].end.cached_tokens > 0
+        assert expected["chat"] == expected["plain"], "the same tokens"
 
     run_async(main())

@@ -11,6 +11,7 @@ import pytest
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.write_behind import FlushEvidence
+from mlx_isolate_shared.errors import CacheError
 from tests.fakes.fake_cold_tier import TENSORS, FakeColdTier
 from tests.fakes.toy_caches import KINDS, TOKENS, feed
 from tests.waiting import wait_for
@@ -136,13 +137,98 @@ def test_evicted_entries_spill(build: Build, tier: FakeColdTier) -> None:
     assert cache.last_take.tier == "ssd"
 
 
-def test_without_write_behind_only_what_leaves_ram_is_written(
+def test_without_write_behind_only_what_leaves_ram_is_written_by_itself(
+    build: Build, tier: FakeColdTier
+) -> None:
+    cache = build(write_behind=False, entries_max=1)
+    put(cache, 1)
+    assert cache.figures().pending_snapshots == 0
+    put(cache, 2)
+    wait_for(lambda: len(tier.entries) == 1, 10)
+    assert cache.figures().pending_snapshots == 0
+    assert tier.attempts == 1
+
+
+def test_without_write_behind_a_flush_makes_all_of_ram_durable(
     build: Build, tier: FakeColdTier
 ) -> None:
     cache = build(write_behind=False)
+    for first in range(3):
+        put(cache, first)
+    evidence = cache.flush(10)
+    assert evidence.durable
+    assert evidence.entries == len(tier.entries) == 3
+    assert tier.attempts == 3
+
+
+def test_a_flush_during_a_write_does_not_write_again(build: Build, tier: FakeColdTier) -> None:
+    cache = build()
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert release.wait(10)
+
+    tier.on_step = hold
     put(cache)
+    assert held.wait(10)
+    done: list[FlushEvidence] = []
+    flushing = threading.Thread(target=lambda: done.append(cache.flush(10)))
+    flushing.start()
+    release.set()
+    flushing.join(20)
+    assert done[0].durable
+    assert tier.attempts == 1
+
+
+def test_what_can_never_be_written_is_not_called_durable(build: Build, tier: FakeColdTier) -> None:
+    cache = build()
+    tier.error = CacheError("above the cap of the directory")
+    put(cache)
+    for times in (1, 2):
+        evidence = cache.flush(10)
+        assert not evidence.durable
+        assert evidence.refused_writes >= times
+    tier.error = None
     assert cache.flush(10).durable
-    assert tier.attempts == 0
+
+
+def test_a_close_ends_those_who_wait_for_a_flush(build: Build, tier: FakeColdTier) -> None:
+    cache = build()
+    tier.tensors = 10**9
+    put(cache, 1)
+    put(cache, 2)
+    flushing = threading.Thread(target=lambda: cache.flush(3600), daemon=True)
+    flushing.start()
+    assert not cache.close(0.2).durable
+    flushing.join(10)
+    assert not flushing.is_alive()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_what_is_being_written_while_all_is_cleared_does_not_come_back(
+    is_idle: bool, build: Build, tier: FakeColdTier
+) -> None:
+    cache = build()
+    at_two = threading.Event()
+
+    def step() -> None:
+        if tier.steps == 2:
+            cache.set_idle(is_idle)
+            at_two.set()
+
+    tier.on_step = step
+    tier.tensors = 10**9
+    tokens = put(cache)
+    assert at_two.wait(10)
+    cache.clear()
+    tier.tensors = TENSORS
+    cache.set_idle(True)
+    evidence = cache.flush(10)
+    assert (evidence.entries, evidence.pending_snapshots, evidence.failed_writes) == (0, 0, 0)
+    assert cache.take([*tokens, 1], "n") == (None, 0)
+    put(cache, 3)
+    assert cache.flush(10).entries == 1, "the writer goes on"
 
 
 def test_closing_writes_what_is_only_in_ram(build: Build, tier: FakeColdTier) -> None:

@@ -96,6 +96,18 @@ def test_an_entry_evicted_while_it_is_written_is_not_written_twice() -> None:
     assert plan.next(99.0) is None
 
 
+def test_an_entry_asked_for_while_it_is_written_is_not_written_twice() -> None:
+    plan = schedule()
+    plan.snapshot(one := entry(1), 0.0, at_once=True)
+    assert plan.next(0.0) is not None
+    plan.snapshot(one, 0.1, at_once=True)
+    plan.begin_flush(0.1)
+    assert plan.pending_snapshots == 1
+    plan.written()
+    assert plan.is_flushed
+    assert plan.next(9.0) is None
+
+
 def test_a_failed_snapshot_stays_dirty_and_is_retried_with_growing_pauses() -> None:
     plan = schedule()
     plan.snapshot(entry(1), now=0.0)

@@ -219,7 +219,10 @@ def assemble(
         if len(states) != len(classes):
             raise Damage("structure", f"{len(states)} states for {len(classes)} caches")
         return [known[name].from_state(state) for name, state in zip(classes, states, strict=True)]
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    # mlx-lm's classes take whatever a file gives them, so wrong values fail in any of these ways.
+    except (
+        KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError,
+    ) as error:  # fmt: skip
         raise Damage("structure", type(error).__name__) from error
 
 

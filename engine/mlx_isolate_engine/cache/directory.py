@@ -8,6 +8,7 @@ engines, so any file may vanish at any time.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -50,6 +51,20 @@ class CacheDirectory:
         digest = hashlib.blake2b(namespace.encode(), digest_size=16).hexdigest()
         return self.root / fingerprint / digest
 
+    def make_folder(self, fingerprint: str, namespace: str) -> Path:
+        """As `folder`, made if missing.
+
+        Raises:
+            OSError: it cannot be made, or is a link to elsewhere.
+        """
+        folder = self.folder(fingerprint, namespace)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            if each.is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "a link in a folder's place", str(each))
+        return folder
+
     def new_names(self, folder: Path) -> tuple[Path, Path]:
         """Fresh temporary and final path in a folder."""
         name = uuid.uuid4().hex
@@ -62,14 +77,18 @@ class CacheDirectory:
             os.utime(path, ns=(self._newest_ns, self._newest_ns), follow_symlinks=False)
 
     def files(self, folder: Path | None = None) -> Iterator[OwnFile]:
-        """Our files in one namespace folder, or in the whole directory, in no order."""
+        """Our files in one namespace folder, or in the whole directory, in no order.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
         folders = [folder] if folder is not None else self._folders()
         for each in folders:
             for found in _scan(each):
                 match = _TEMPORARY.fullmatch(found.name)
                 if match is None and not _FILE.fullmatch(found.name):
                     continue
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # gone, or not to be had
                     if not found.is_file(follow_symlinks=False):
                         continue
                     facts = found.stat(follow_symlinks=False)
@@ -80,6 +99,21 @@ class CacheDirectory:
                         modified_ns=facts.st_mtime_ns,
                         owner=match.group(1) if match else None,
                     )
+
+    def names(self, folder: Path) -> set[str]:
+        """Names of finished files in a namespace folder, without a look at each.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        if not _is_real(folder):
+            return set()
+        entries = _scan(folder)
+        return {
+            entry.name
+            for entry in entries
+            if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        }
 
     def _folders(self) -> Iterator[Path]:
         for outer in _scan(self.root):
@@ -100,10 +134,13 @@ class CacheDirectory:
                 removed += _unlink(file.path)
         return removed
 
-    def make_room(self, bytes_needed: int, bytes_max: int) -> list[Path]:
-        """Evict the least recently used until `bytes_needed` more fit; returns what has gone.
+    def make_room(self, bytes_needed: int, bytes_max: int) -> tuple[list[Path], int]:
+        """Evict the least recently used until `bytes_needed` more fit.
 
         Quarantined files go first. Files that are being written are counted and left alone.
+
+        Returns:
+            What has gone, and the bytes of what is left.
         """
         found = list(self.files())
         total = sum(file.bytes for file in found) + bytes_needed
@@ -115,7 +152,7 @@ class CacheDirectory:
             self.remove(file.path)
             total -= file.bytes
             gone.append(file.path)
-        return gone
+        return gone, total - bytes_needed
 
     def remove(self, path: Path) -> bool:
         """Delete one file and folders that it leaves empty; False if it had gone."""
@@ -134,15 +171,21 @@ class CacheDirectory:
         except OSError:
             _unlink(path)
             return
-        kept = sorted(self.files(place), key=lambda f: -f.modified_ns)
-        for file in kept[QUARANTINED_MAX:]:
-            _unlink(file.path)
+        with contextlib.suppress(OSError):
+            kept = sorted(self.files(place), key=lambda f: -f.modified_ns)
+            for file in kept[QUARANTINED_MAX:]:
+                _unlink(file.path)
 
     def _remove_empty(self, folder: Path) -> None:
         for each in (folder, folder.parent):
             if each != self.root:
                 with contextlib.suppress(OSError):  # not empty, or somebody was faster
                     each.rmdir()
+
+
+def _is_real(folder: Path) -> bool:
+    """Whether a namespace's folder, and the one it lies in, are no links to elsewhere."""
+    return not folder.is_symlink() and not folder.parent.is_symlink()
 
 
 def _is_quarantined(path: Path) -> bool:

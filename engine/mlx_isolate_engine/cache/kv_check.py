@@ -1,6 +1,7 @@
 """Opening and checking cache files without a model: header, length, checksums."""
 
 import os
+import stat
 import zlib
 from pathlib import Path
 
@@ -17,12 +18,15 @@ def open_entry(path: Path) -> tuple[int, Header]:
         Damage: nothing stays open.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Not blocking: somebody may have put a pipe there, which would hold the opener for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise Damage("vanished") from error
     except OSError as error:
         raise Damage("unreadable", error.strerror or "") from error
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Damage("unreadable", "not a regular file")
         header = decode_header(_read_header(descriptor))
         actual = os.fstat(descriptor).st_size
         if actual != header.file_bytes:

@@ -13,7 +13,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from mlx_isolate_engine.cache.damage import Damage
 
@@ -31,6 +33,26 @@ DTYPE_BYTES = {
 _OURS = "0.mlx_isolate."
 _SUM_KEY = f'"{_OURS}header_sum":"'.encode()
 _SUM_FIELD = re.compile(re.escape(_SUM_KEY) + rb"([0-9a-f]{8})\"")
+_METADATA = "__metadata__"
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+# More axes than any cache has, and fewer than mlx takes.
+_Shape = Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=8)]
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor as it stands in the JSON text."""
+
+    dtype: str
+    shape: _Shape
+    data_offsets: tuple[_Natural, _Natural]
+
+
+# Types are checked while the text is parsed: a checksum says nothing about who wrote it.
+_decode_document = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
+_decode_place = msgspec.json.Decoder(_Place).decode
+_decode_sums = msgspec.json.Decoder(dict[str, str]).decode
+_decode_names = msgspec.json.Decoder(list[str]).decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +146,7 @@ def encode_header(
         sums: CRC-32 by tensor name; missing ones are written as zero.
     """
     placed = tuple(tensors)
-    document: dict[str, Any] = {"__metadata__": _metadata(facts, placed, sums)}
+    document: dict[str, Any] = {_METADATA: _metadata(facts, placed, sums)}
     for t in placed:
         place = [t.start, t.end]
         document[t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": place}
@@ -185,32 +207,28 @@ def decode_header(raw: bytes) -> Header:
         raise Damage("length", "header cut off")
     _check_sum(raw)
     try:
-        document = json.loads(raw[8:])
-        metadata: dict[str, str] = document.pop("__metadata__")
+        document = _decode_document(raw[8:])
+        metadata = _decode_metadata(document.pop(_METADATA))
         if metadata[_OURS + "version"] != str(LAYOUT_VERSION):
             raise Damage("version", metadata[_OURS + "version"][:20])
-        tensors = tuple(
-            TensorInfo(
-                name=name,
-                dtype=info["dtype"],
-                shape=tuple(info["shape"]),
-                start=info["data_offsets"][0],
-                end=info["data_offsets"][1],
-            )
-            for name, info in document.items()
-        )
+        tensors = [_tensor(name, _decode_place(text)) for name, text in document.items()]
         facts = _facts(metadata)
-        sums = json.loads(metadata[_OURS + "tensor_sums"])
+        sums = _decode_sums(metadata[_OURS + "tensor_sums"])
         header = Header(
             facts=facts,
             tensors=tuple(sorted(tensors, key=lambda t: (t.start, t.end))),
             sums={name: int(value, 16) for name, value in sums.items()},
             data_start=len(raw),
         )
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError, struct.error) as error:
         raise Damage("header", type(error).__name__) from error
     _check_places(header)
     return header
+
+
+def _tensor(name: str, place: _Place) -> TensorInfo:
+    start, end = place.data_offsets
+    return TensorInfo(name=name, dtype=place.dtype, shape=place.shape, start=start, end=end)
 
 
 def _check_sum(raw: bytes) -> None:
@@ -255,7 +273,7 @@ def _facts(metadata: Mapping[str, str]) -> EntryFacts:
         created=float(metadata[_OURS + "created"]),
         classes=tuple(classes),
         scalars=tuple(scalars),
-        rounded=frozenset(json.loads(metadata[_OURS + "rounded"])),
+        rounded=frozenset(_decode_names(metadata[_OURS + "rounded"])),
     )
 
 

@@ -133,6 +133,8 @@ def read(
             arrays[info.name] = _read_tensor(descriptor, header, info, (rows, room_for), buffers)
         except OSError as error:
             raise Damage("unreadable", error.strerror or "") from error
+        except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+            raise Damage("structure", f"{info.name}: {type(error).__name__}") from error
         _forget_pages(descriptor, header.data_start + info.start, info.bytes)
         if info.name not in scalars:
             yield
@@ -168,7 +170,8 @@ def _read_tensor(
 
 def _forget_pages(descriptor: int, at: int, length: int) -> None:
     """Drop file pages behind us: the model needs that memory more than a second read would."""
-    if sys.platform == "linux":
-        os.posix_fadvise(descriptor, at, length, os.POSIX_FADV_DONTNEED)
-    elif sys.platform == "darwin":
-        fcntl.fcntl(descriptor, 48, 1)  # F_NOCACHE
+    with contextlib.suppress(OSError):  # a wish, which some file systems refuse
+        if sys.platform == "linux":
+            os.posix_fadvise(descriptor, at, length, os.POSIX_FADV_DONTNEED)
+        elif sys.platform == "darwin":
+            fcntl.fcntl(descriptor, 48, 1)  # F_NOCACHE

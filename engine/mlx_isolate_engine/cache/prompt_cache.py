@@ -371,10 +371,23 @@ class PromptCache:
         return self._writer is not None
 
     def flush(self, timeout_s: float) -> FlushEvidence:
-        """Wait until what is dirty now is durable; never call it on the generation thread."""
+        """Wait until what is dirty now is durable; never call it on the generation thread.
+
+        Covers all of RAM: what is written by itself only when it leaves RAM (without
+        write-behind), and what was durable once and whose file somebody has removed.
+        """
         if self._writer is None:
             return FlushEvidence(durable=False)
-        return self._writer.flush(timeout_s)
+        return self._writer.flush(timeout_s, self._write_all)
+
+    def _write_all(self) -> None:
+        """Hand what RAM alone holds to the writer."""
+        assert self._writer is not None
+        with self._lock:
+            entries = self._ram.entries()
+        for entry in entries:
+            if self._is_dirty(entry):
+                self._writer.write_now(entry)
 
     def close(self, timeout_s: float) -> FlushEvidence:
         """Write what RAM holds and is not durable, as far as the time allows, and end.
@@ -387,12 +400,7 @@ class PromptCache:
         began = time.monotonic()
         self._writer.wait_idle(timeout_s / 2)
         timeout_s -= time.monotonic() - began
-        with self._lock:
-            entries = self._ram.entries()
-        for entry in entries:
-            if self._is_dirty(entry):
-                self._writer.write_now(entry)
-        return self._writer.close(timeout_s)
+        return self._writer.close(timeout_s, self._write_all)
 
     def figures(self) -> CacheFigures:
         """Both tiers in numbers, since the start."""

@@ -5,6 +5,7 @@ may be stale at any time, because other engines write and evict too. A file is t
 its header has been checked again at the moment of use.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -31,6 +32,11 @@ log = logging.getLogger(__name__)
 
 # A file's time is set at most this often while its entry is used from RAM.
 TOUCH_INTERVAL_S = 60.0
+# Headers that one look at a folder reads at most: a folder filled by somebody else meanwhile must
+# not hold up those who generate. The next looks read the rest.
+LOOK_FILES_MAX = 64
+# A folder changed within the clock's grain could change again unseen.
+CLOCK_GRAIN_NS = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,7 @@ class SsdStore:
         self._touched: dict[Path, float] = {}
         self._bytes = 0
         self._evicted = 0
+        self._warned = False
         self.damage: Counter[str] = Counter()
 
     def open(self) -> None:
@@ -91,17 +98,20 @@ class SsdStore:
         with self._lock:
             self.directory.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.remove_orphans()
-            self._drop(self.directory.make_room(0, self.bytes_max))
+            gone, self._bytes = self.directory.make_room(0, self.bytes_max)
+            self._drop(gone)
             for folder in {f.path.parent for f in self.directory.files()}:
                 if folder.parent.name == self.identity.fingerprint:
-                    self._refresh(folder)
-            self._bytes = sum(f.bytes for f in self.directory.files())
+                    self._refresh(folder, files_max=None)
 
     def find(self, namespace: str, key: bytes, *, length_max: int) -> Found | None:
         """See ColdTier."""
         with self._lock:
             folder = self._folder(namespace)
-            self._refresh(folder)
+            try:
+                self._refresh(folder, files_max=LOOK_FILES_MAX)
+            except OSError as error:
+                self._note_unreadable(folder, error)
             index = self._index.get(folder)
             match = index.find(key, length_max=length_max) if index else None
             if match is None:
@@ -119,14 +129,24 @@ class SsdStore:
     def has(self, namespace: str, key: bytes, *, cuttable: bool) -> bool:
         """See ColdTier."""
         with self._lock:
-            index = self._index.get(self._folder(namespace))
-            if index is None:
-                return False
-            if index.get(key) is not None:
-                return True
-            length = len(key) // 4
-            match = index.find(key, length_max=length) if cuttable else None
-            return match is not None and match.length == length and match.value.cuttable
+            while (record := self._record_for(namespace, key, cuttable=cuttable)) is not None:
+                # Anybody may have removed the file: then the entry is in RAM alone.
+                if os.path.lexists(record.path):
+                    return True
+                self._drop([record.path])
+            return False
+
+    def _record_for(self, namespace: str, key: bytes, *, cuttable: bool) -> Record | None:
+        index = self._index.get(self._folder(namespace))
+        if index is None:
+            return None
+        if (record := index.get(key)) is not None:
+            return record
+        length = len(key) // 4
+        match = index.find(key, length_max=length) if cuttable else None
+        if match is None or match.length < length or not match.value.cuttable:
+            return None
+        return match.value
 
     def restore(self, found: Found, *, room_for: int) -> Generator[None, None, list[Any]]:
         """See ColdTier."""
@@ -185,36 +205,33 @@ class SsdStore:
         size = kv_io.file_bytes(facts, flat)
         if size > self.bytes_max:
             raise CacheError(f"an entry of {size} bytes is above the cap of the directory")
-        folder = self.directory.folder(self.identity.fingerprint, entry.namespace)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(size)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an emptied one is removed
+        # After it, for an emptied folder is removed.
+        folder = self.directory.make_folder(self.identity.fingerprint, entry.namespace)
         temporary, final = self.directory.new_names(folder)
         kv_io.write(temporary, final, facts, flat, gate)
         self.directory.stamp(final)
         with self._lock:
-            self._add(Record(
+            kept = self._add(Record(
                 path=final, namespace=entry.namespace, key=entry.key, bytes=size,
                 cuttable=entry.cuttable,
             ))  # fmt: skip
-            self._remove_superseded(final)
+            self._remove_superseded(kept)
         self._make_room(0)  # two writers may have made room for the same bytes
-        return final
+        return kept.path
 
-    def _remove_superseded(self, path: Path) -> None:
+    def _remove_superseded(self, record: Record) -> None:
         """A cuttable entry serves all its prefixes: their files only take space."""
-        record = self._records[path]
         if not record.cuttable:
             return
-        index = self._index[path.parent]
+        index = self._index[record.path.parent]
         for prefix in index.prefixes(record.key):
             shorter = index.get(prefix)
             if shorter is not None and shorter.cuttable:
                 self._delete(shorter.path)
 
     def _make_room(self, size: int) -> None:
-        gone = self.directory.make_room(size, self.bytes_max)
-        total = sum(f.bytes for f in self.directory.files())
+        gone, total = self.directory.make_room(size, self.bytes_max)
         with self._lock:
             self._drop(gone)
             self._evicted += len(gone)
@@ -244,7 +261,8 @@ class SsdStore:
             paths = list(self._records)
             for path in paths:
                 self._delete(path)
-            self._bytes = sum(f.bytes for f in self.directory.files())
+            with contextlib.suppress(OSError):
+                self._bytes = sum(f.bytes for f in self.directory.files())
             return len(paths)
 
     def stats(self) -> ColdStats:
@@ -262,24 +280,40 @@ class SsdStore:
     def _folder(self, namespace: str) -> Path:
         return self.directory.folder(self.identity.fingerprint, namespace)
 
-    def _refresh(self, folder: Path) -> None:
-        """Read what has come to a folder, and forget what has gone, if it changed at all."""
+    def _refresh(self, folder: Path, *, files_max: int | None) -> None:
+        """Read what has come to a folder, and forget what has gone, if it changed at all.
+
+        Args:
+            files_max: headers to read at most; the next call goes on.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
         try:
             changed_ns = os.stat(folder, follow_symlinks=False).st_mtime_ns
         except OSError:
             changed_ns = 0
         if self._folder_times.get(folder) == changed_ns:
             return
-        present = {f.path: f for f in self.directory.files(folder) if f.owner is None}
+        present = {folder / name for name in self.directory.names(folder)}
         self._drop([p for p in self._records if p.parent == folder and p not in present])
-        for path, file in present.items():
-            if path not in self._records:
-                self._read_record(path, file.bytes)
-        # A folder changed within the clock's grain could change again unseen: look once more.
-        settled = time.time_ns() - changed_ns > 50_000_000
-        self._folder_times[folder] = changed_ns if settled else -1
+        new = [path for path in present if path not in self._records]
+        for path in new[:files_max]:
+            self._read_record(path)
+        # Either side of now: a clock may have been set back.
+        is_settled = abs(time.time_ns() - changed_ns) > CLOCK_GRAIN_NS
+        is_whole = files_max is None or len(new) <= files_max
+        self._folder_times[folder] = changed_ns if is_settled and is_whole else -1
 
-    def _read_record(self, path: Path, size: int) -> None:
+    def _note_unreadable(self, folder: Path, error: OSError) -> None:
+        """The system does not show a folder: what is known of it may still be read."""
+        self._folder_times[folder] = -1
+        self.damage["unreadable"] += 1
+        if not self._warned:  # one line, however long the disk is ill
+            self._warned = True
+            log.warning("cache.folder_unreadable cause=%s", error.strerror)
+
+    def _read_record(self, path: Path) -> None:
         try:
             header = kv_check.read_header(path)
             self._check_identity(header, None)
@@ -290,7 +324,7 @@ class SsdStore:
             return
         facts = header.facts
         self._add(Record(
-            path=path, namespace=facts.namespace, key=facts.key, bytes=size,
+            path=path, namespace=facts.namespace, key=facts.key, bytes=header.file_bytes,
             cuttable=facts.cuttable,
         ))  # fmt: skip
 
@@ -302,13 +336,23 @@ class SsdStore:
             log.warning("cache.quarantined file=%s cause=%s", path.name, damage)
             self.directory.quarantine(path)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record) -> Record:
+        """Know a file; of two of the same tokens one is removed, and the other returned.
+
+        Every engine keeps the one whose name is greater: were it the newcomer, two engines that
+        find each other's file would remove both.
+        """
         index = self._index.setdefault(record.path.parent, TokenIndex())
-        previous = index.add(record.key, record, cuttable=record.cuttable)
+        known = index.get(record.key)
+        if known is not None and known.path != record.path:
+            if known.path.name > record.path.name and os.path.lexists(known.path):
+                self._delete(record.path)
+                return known
+            self._delete(known.path)
+        # The same path: it was seen in the folder before its writer came to say so.
+        index.add(record.key, record, cuttable=record.cuttable)
         self._records[record.path] = record
-        if previous is not None:
-            self._records.pop(previous.path, None)
-            self.directory.remove(previous.path)
+        return record
 
     def _delete(self, path: Path) -> None:
         self._drop([path])

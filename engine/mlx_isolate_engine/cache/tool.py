@@ -147,7 +147,7 @@ def _prune(arguments: argparse.Namespace, root: Path) -> int:
         if (is_old or is_damaged) and directory.remove(file.path):
             removed.append(file.path)
     if arguments.max_gb is not None:
-        removed += directory.make_room(0, int(arguments.max_gb * 1e9))
+        removed += directory.make_room(0, int(arguments.max_gb * 1e9))[0]
     left = sum(file.bytes for file in directory.files())
     report = {"orphans": orphans, "removed": [str(path) for path in removed], "bytes_left": left}
     if arguments.json:

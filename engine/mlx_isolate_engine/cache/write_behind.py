@@ -33,13 +33,14 @@ class FlushEvidence(msgspec.Struct, frozen=True, kw_only=True):
     pending_spill_bytes: int = 0
     dropped_spills: int = 0
     failed_writes: int = 0
+    refused_writes: int = 0
     entries: int = 0
     bytes: int = 0
     longest_durable_prefix: int = 0
 
 
 class _WriteCut(Exception):
-    """The writer is closing and its time is over."""
+    """The writer is closing and its time is over, or the cache was cleared."""
 
 
 class WriteBehind:
@@ -69,6 +70,7 @@ class WriteBehind:
         self._demoted = False
         self._closing = False
         self._cut = False
+        self._abandoned = False
         self._warned = False
         self.stored = 0
         self.refused = 0
@@ -116,36 +118,46 @@ class WriteBehind:
             self._schedule.discard(namespace, key)
 
     def clear(self) -> None:
-        """Nothing that waits need become durable any more."""
+        """Nothing that waits need become durable any more; what is being written is given up."""
         with self._changed:
             self._schedule.clear()
+            self._abandoned = True
+            self._changed.notify_all()
+            self._wait_until(lambda: not self._schedule.is_writing, time.monotonic() + CUT_S)
+            self._abandoned = False
 
-    def flush(self, timeout_s: float) -> FlushEvidence:
+    def flush(self, timeout_s: float, gather: Callable[[], None]) -> FlushEvidence:
         """Wait until everything that is dirty now is durable; any thread but the generation's.
 
         Never disturbs a running completion: the writer goes on waiting for idleness. Returns at
-        the latest after `timeout_s`, and earlier where each write that is left has failed.
+        the latest after `timeout_s`, and earlier where each write that is left has failed, or
+        where the writer is closing.
+
+        Args:
+            gather: hands over (write_now) what RAM alone holds.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            failed_before = self._schedule.failed_writes
-            dropped_before = self._schedule.dropped_spills
+            lost_before, pauses = self._lost, self._pauses
+        gather()
+        with self._changed:
             self._schedule.begin_flush(time.monotonic())
             self._changed.notify_all()
             # A completion that has been answered may still be on its way into the cache: it has
             # arrived once the generation thread has been idle.
-            pauses = self._pauses
             has_paused = self._wait_until(lambda: self._idle or self._pauses > pauses, deadline)
+        gather()
+        with self._changed:
             self._schedule.begin_flush(time.monotonic())
             self._changed.notify_all()
-            self._wait_until(lambda: self._schedule.is_flushed, deadline)
-            durable = (
-                has_paused
-                and self._schedule.is_flushed
-                and self._schedule.failed_writes == failed_before
-                and self._schedule.dropped_spills == dropped_before
-            )
-            return self._evidence(durable)
+            self._wait_until(lambda: self._schedule.is_flushed or self._closing, deadline)
+            is_flushed = has_paused and self._schedule.is_flushed
+            return self._evidence(is_flushed and self._lost == lost_before)
+
+    @property
+    def _lost(self) -> tuple[int, int, int]:
+        """What did not become durable so far: failed, dropped, never to be written."""
+        return self._schedule.failed_writes, self._schedule.dropped_spills, self.refused
 
     def _wait_until(self, is_so: Callable[[], bool], deadline: float) -> bool:
         """Wait, with the lock held, for a condition; False at the deadline."""
@@ -170,6 +182,7 @@ class WriteBehind:
             pending_spill_bytes=self._schedule.spill_bytes,
             dropped_spills=self._schedule.dropped_spills,
             failed_writes=self._schedule.failed_writes,
+            refused_writes=self.refused,
             entries=stats.entries,
             bytes=stats.bytes,
             longest_durable_prefix=stats.longest_prefix,
@@ -180,7 +193,7 @@ class WriteBehind:
         with self._changed:
             return self._wait_until(lambda: self._idle, time.monotonic() + timeout_s)
 
-    def close(self, timeout_s: float) -> FlushEvidence:
+    def close(self, timeout_s: float, gather: Callable[[], None]) -> FlushEvidence:
         """Flush, then end the thread; a write that is not done in time is cut and its file removed.
 
         The generation thread has ended or been told to: idleness is not waited for any more.
@@ -188,7 +201,7 @@ class WriteBehind:
         if not self._thread.is_alive():
             return self.evidence()
         self.set_idle(True)
-        evidence = self.flush(timeout_s)
+        evidence = self.flush(timeout_s, gather)
         with self._changed:
             self._closing = self._cut = True
             self._changed.notify_all()
@@ -255,7 +268,10 @@ class WriteBehind:
             self._note_failure(error)
         except _WriteCut:
             with self._changed:
-                self._schedule.failed(time.monotonic())
+                if self._abandoned:
+                    self._schedule.written()  # nobody wants it any more
+                else:
+                    self._schedule.failed(time.monotonic())
                 self._changed.notify_all()
         except CacheError as error:
             log.info("cache.refused cause=%s", error)
@@ -292,10 +308,15 @@ class WriteBehind:
             self._changed.notify_all()
 
     def _gate(self) -> None:
-        if self._idle and not self._cut:
+        if self._idle and not self._is_given_up:
             return
         with self._changed:
-            while not self._idle and not self._cut:
+            while not self._idle and not self._is_given_up:
                 self._changed.wait()
-            if self._cut:
+            if self._is_given_up:
                 raise _WriteCut
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether what is being written shall end without a file."""
+        return self._cut or self._abandoned

@@ -60,6 +60,8 @@ class WriteSchedule:
         Args:
             replaces: entries that it serves as well, which need not be written any more.
         """
+        if self._writing is not None and self._writing.entry is entry:
+            return  # if that fails it waits again
         place = (entry.namespace, entry.key)
         gone = [item for each in (place, *replaces) if (item := self._waiting.pop(each, None))]
         self.coalesced += len(gone)
@@ -97,6 +99,11 @@ class WriteSchedule:
         for item in self._all():
             item.due = min(item.due, now)
             item.flush = True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the entry taken last is still being written."""
+        return self._writing is not None
 
     @property
     def is_flushed(self) -> bool:

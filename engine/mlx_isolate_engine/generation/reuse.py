@@ -55,7 +55,7 @@ class PrefixReuse:
         tokens, namespace = row.plan.prompt.tokens, row.plan.namespace
         if self._settings.kv_bits is None:
             return (yield from cache.take_stepwise(tokens, namespace))
-        begin = self._quantized_at(row)
+        begin = self._begins_at(row.plan.prompt)
         found = yield from cache.take_stepwise(
             tokens, namespace_at(namespace, begin), length_min=begin
         )
@@ -65,9 +65,9 @@ class PrefixReuse:
         length_max = max(0, self._settings.quantized_kv_start - 1)
         return (yield from cache.take_stepwise(tokens, namespace, length_max=length_max))
 
-    def _quantized_at(self, row: Row) -> int:
+    def _begins_at(self, prompt: PromptPlan) -> int:
         return begins_at(
-            len(row.plan.prompt.tokens),
+            len(prompt.tokens),
             start=self._settings.quantized_kv_start,
             step=self._settings.prefill_step_size,
         )
@@ -78,18 +78,25 @@ class PrefixReuse:
         ends = [
             each
             for each in prompt.checkpoints
-            if reused < each.end < last and each.kind in self.checkpoint_kinds
+            if reused < each.end < last
+            and each.kind in self.checkpoint_kinds
+            and not self._would_quantize(prompt, each.end)
         ]
         if last > reused:
             ends.append(Checkpoint(end=last, kind="prompt"))
         return ends
+
+    def _would_quantize(self, prompt: PromptPlan, end: int) -> bool:
+        """Whether a pause at `end` would make quantization begin there, before its place."""
+        start = max(1, self._settings.quantized_kv_start)
+        return self._settings.kv_bits is not None and start <= end < self._begins_at(prompt)
 
     def keep(self, row: Row, tokens: Sequence[int], cache: Sequence[Any], kind: EntryKind) -> None:
         """Leave a row's cache, which holds `tokens`, to later prompts."""
         if self._cache is not None and tokens:
             namespace = row.plan.namespace
             if any(isinstance(part, QuantizedKVCache) for part in cache):
-                namespace = namespace_at(namespace, self._quantized_at(row))
+                namespace = namespace_at(namespace, self._begins_at(row.plan.prompt))
             self._cache.put(tokens, cache, namespace, kind)
 
     def keep_checkpoint(

@@ -149,6 +149,9 @@ class SerialLane:
             else:
                 self._endings.complete(row, ending)
                 self._parts.deliveries.flush()  # nobody should wait for what is kept
+        except Exception:
+            has_failed = True  # in the middle of a pass: no layer can be trusted
+            raise
         finally:
             if not has_failed:
                 self._reuse.keep(row, tokens, cache, "assistant" if is_prefilled else "partial")

@@ -1,0 +1,264 @@
+"""Several engines, people and tools at one cache directory at once: nothing durable is lost."""
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_isolate_engine.cache import kinds, kv_io, snapshot
+from mlx_isolate_engine.cache.damage import Damage
+from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.ram_tier import Entry
+from mlx_isolate_engine.cache.restore_choice import RestoreChoice
+from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
+from mlx_isolate_engine.cache.token_index import token_key
+from tests.fakes.toy_caches import KINDS, TOKENS, feed
+
+IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
+
+
+def open_store(root: Path, bytes_max: int = 1 << 30) -> SsdStore:
+    store = SsdStore(root, IDENTITY, bytes_max=bytes_max)
+    store.open()
+    return store
+
+
+def entry_of(tokens: list[int], kind: str = "arrays") -> Entry:
+    live = KINDS[kind]()
+    feed(live, tokens, 0)
+    kept = snapshot.keep(live, len(tokens))
+    return Entry(
+        namespace="n",
+        key=token_key(tokens),
+        cache=kept,
+        bytes=snapshot.bytes_of(kept),
+        cuttable=kinds.can_cut(kept),
+        storable=True,
+        kind="assistant",
+    )
+
+
+def never_waits() -> None:
+    pass
+
+
+def finds(store: SsdStore, tokens: list[int]) -> bool:
+    found = store.find("n", token_key([*tokens, 99]), length_max=len(tokens))
+    if found is None:
+        return False
+    steps = store.restore(found, room_for=0)
+    while True:
+        try:
+            next(steps)
+        except StopIteration:
+            return True
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["kv", "arrays"])
+def test_an_entry_that_is_looked_for_while_it_becomes_durable_stays(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has its name before the writer has noted it, and a request may see it first."""
+    store = open_store(tmp_path)
+    tokens = TOKENS[:6]
+    seen: list[bool] = []
+    sync = kv_io._sync_folder  # pyright: ignore[reportPrivateUsage]
+
+    def sync_seen(folder: Path) -> None:
+        seen.append(finds(store, tokens))
+        sync(folder)
+
+    monkeypatch.setattr(kv_io, "_sync_folder", sync_seen)
+    written = store.store(entry_of(tokens, kind), never_waits)
+    assert seen == [True]
+    assert files(tmp_path) == [written]
+    assert store.has("n", token_key(tokens), cuttable=kind == "kv")
+    assert finds(store, tokens) and finds(open_store(tmp_path), tokens)
+
+
+def test_of_two_files_of_the_same_tokens_two_engines_keep_the_same_one(tmp_path: Path) -> None:
+    one, other = open_store(tmp_path), open_store(tmp_path)
+    tokens = TOKENS[:6]
+    one.store(entry_of(tokens), never_waits)
+    other.store(entry_of(tokens), never_waits)
+    # Each has seen both before either has removed one.
+    listed = files(tmp_path)
+    copies = {path: path.read_bytes() for path in listed}
+    assert finds(one, tokens)
+    survivors = set(files(tmp_path))
+    for path, data in copies.items():
+        path.write_bytes(data)
+    assert finds(other, tokens)
+    assert survivors & set(files(tmp_path)), "what one kept the other removed"
+
+
+def test_a_folder_of_ours_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    root, outside = tmp_path / "cache", tmp_path / "outside"
+    outside.mkdir()
+    root.mkdir()
+    (root / IDENTITY.fingerprint).symlink_to(outside)
+    store = open_store(root)
+    with pytest.raises(OSError):
+        store.store(entry_of(TOKENS[:6]), never_waits)
+    assert list(outside.iterdir()) == []
+    assert not finds(store, TOKENS[:6])
+
+
+def test_a_namespace_folder_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    root, outside = tmp_path / "cache", tmp_path / "outside"
+    outside.mkdir()
+    store = open_store(root)
+    folder = store.directory.folder(IDENTITY.fingerprint, "n")
+    folder.parent.mkdir()
+    folder.symlink_to(outside)
+    with pytest.raises(OSError):
+        store.store(entry_of(TOKENS[:6]), never_waits)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hold_a_restore_up(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    path = store.store(entry_of(TOKENS[:6]), never_waits)
+    found = store.find("n", token_key([*TOKENS[:6], 99]), length_max=6)
+    assert found is not None
+    path.unlink()
+    os.mkfifo(path)
+    done: list[str] = []
+
+    def look() -> None:
+        try:
+            for _ in store.restore(found, room_for=0):
+                pass
+        except Damage as damage:
+            done.append(damage.reason)
+
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    looker.join(10)
+    assert done and done[0] != "vanished"
+
+
+def put_nothing(root: Path) -> None:
+    pass
+
+
+def put_a_file(root: Path) -> None:
+    root.write_text("x")
+
+
+def put_a_dangling_link(root: Path) -> None:
+    root.symlink_to(root / "no")
+
+
+# What stands in the place of the removed directory.
+BREAKS: dict[str, Callable[[Path], None]] = {
+    "removed": put_nothing,
+    "a file": put_a_file,
+    "a link to nowhere": put_a_dangling_link,
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Any:
+    store = SsdStore(tmp_path / "cache", IDENTITY, bytes_max=1 << 30)
+    store.open()
+    cold = ColdSettings(
+        tier=store, choice=RestoreChoice("always"), spill_bytes_max=1 << 28, debounce_s=0.0
+    )
+    made = PromptCache(entries_max=50, bytes_max=1 << 28, cold=cold)
+    yield made
+    made.close(5)
+
+
+def put(cache: PromptCache, tokens: list[int]) -> None:
+    live = KINDS["list"]()
+    feed(live, tokens, 0)
+    cache.put(tokens, live, "n", "assistant")
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_directory_that_goes_away_costs_misses_and_comes_back(
+    name: str, cache: PromptCache, tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    put(cache, TOKENS[:6])
+    assert cache.flush(10).durable
+    shutil.rmtree(root)
+    BREAKS[name](root)
+    assert cache.take([*TOKENS[:6], 99], "n")[1] == 6, "RAM serves on"
+    put(cache, TOKENS[:9])
+    evidence = cache.flush(10)
+    assert evidence.durable == root.is_dir()
+    if root.is_symlink() or root.is_file():
+        root.unlink()
+    evidence = cache.flush(10)
+    assert evidence.durable
+    # What lay in the old directory is still in RAM, so a flush makes it durable again.
+    assert evidence.entries == len(files(root)) == 2
+    cache.trim_to(0)
+    assert cache.take([*TOKENS[:6], 99], "n")[1] == 6
+
+
+@pytest.mark.parametrize("call", ["scandir", "posix_fadvise", "utime", "open", "preadv", "stat"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EINVAL])
+def test_a_disk_that_fails_a_call_is_a_miss(
+    call: str, number: int, cache: PromptCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, TOKENS[:6])
+    assert cache.flush(10).durable
+    cache.trim_to(0)
+    # So that the next look reads the folder again.
+    folder = files(tmp_path)[0].parent
+    (folder / "notes").write_text("x")
+    real = getattr(os, call)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if call != "stat" or arguments[0] == folder:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, fail)
+        taken, reused = cache.take([*TOKENS[:6], 99], "n")
+        assert (taken is None) == (reused == 0)
+    put(cache, TOKENS[:7])
+    assert cache.flush(10).durable
+    cache.trim_to(0)
+    assert cache.take([*TOKENS[:7], 99], "n")[1] == 7
+
+
+def test_a_flush_does_not_count_on_a_file_that_somebody_removed(
+    cache: PromptCache, tmp_path: Path
+) -> None:
+    put(cache, TOKENS[:6])
+    assert cache.flush(10).durable
+    for path in files(tmp_path):
+        path.unlink()
+    evidence = cache.flush(10)
+    assert evidence.durable
+    assert len(files(tmp_path)) == evidence.entries == 1
+
+
+def test_idleness_does_not_give_up_what_is_in_ram_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    cold = ColdSettings(
+        tier=store, choice=RestoreChoice("always"), spill_bytes_max=1 << 28, debounce_s=0.0,
+        demote_idle_s=3600.0,
+    )  # fmt: skip
+    cache = PromptCache(entries_max=50, bytes_max=1 << 28, cold=cold)
+    put(cache, TOKENS[:6])
+    assert cache.flush(10).durable
+    for path in files(tmp_path):
+        path.unlink()
+    cache._demote()  # pyright: ignore[reportPrivateUsage]
+    assert cache.take([*TOKENS[:6], 99], "n")[1] == 6
+    cache.close(5)
