@@ -23,6 +23,7 @@ from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.death_watch import DeathWatch
+from mlx_isolate_supervisor.hearing import hear
 from mlx_isolate_supervisor.logs import log_engine_line, log_event
 from mlx_isolate_supervisor.orphans import (
     EngineRecord,
@@ -350,9 +351,8 @@ class EngineProcess:
     def _hear(self, lines: list[bytes]) -> None:
         messages: list[wire.Report] = []
         for line in lines:
-            try:
-                message = wire.decode_report(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            message = hear(line)
+            if message is None:
                 self._note_violation()
                 continue
             if isinstance(message, wire.Failed):

@@ -128,6 +128,11 @@ def tell_lies(report: Report, faults: StartFaults) -> None:
             report.raw(b'{"type":"from_the_future","x":1}\n')
 
 
+def file_bytes(path: str | None) -> bytes:
+    """All of a file; nothing of none."""
+    return b"" if path is None else Path(path).read_bytes()
+
+
 def hold_memory(megabytes: int) -> mmap.mmap:
     """So much memory in small pages, all of them touched, as a model's weights are."""
     memory = mmap.mmap(-1, max(1, megabytes) << 20)
@@ -145,6 +150,7 @@ def load(report: Report, faults: StartFaults) -> None:
     for number in range(faults.say_many):
         print(f"line {number}", file=sys.stderr)
     tell_lies(report, faults)
+    report.raw(file_bytes(faults.report_before))
     if not faults.silent:
         report.send(wire.Loading(stage="import"))
     stages = (("download", faults.download_s), ("weights", faults.load_s))
@@ -177,6 +183,7 @@ async def report_progress(report: Report, counters: fake_http.Counters) -> None:
 
 async def serve(start: wire.Start, report: Report, faults: StartFaults, ready: wire.Ready) -> None:
     """Listen, report ready, and go on until a signal."""
+    after = file_bytes(faults.report_after)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     if not faults.ignore_term:
@@ -191,6 +198,7 @@ async def serve(start: wire.Start, report: Report, faults: StartFaults, ready: w
     report.send(ready)
     if "double_ready" in faults.lies:
         report.send(ready)
+    report.raw(after)
     if faults.die is not None and faults.die_after_ready_s is not None:
         loop.call_later(faults.die_after_ready_s, die, faults.die)
     progress = asyncio.create_task(report_progress(report, counters))

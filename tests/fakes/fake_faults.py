@@ -32,6 +32,8 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         close_report: close the report pipe instead of becoming ready.
         no_socket: report ready without a socket.
         lies: what to write to the report pipe besides the truth.
+        report_before, report_after: files whose bytes are written to the report pipe before it is
+            ready, and after.
         memory_mb: touch so much memory, page by page, which the kernel must drop at the end.
         fork_helper: leave a child process of our own running (a launcher's habit).
     """
@@ -52,6 +54,8 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     close_report: bool = False
     no_socket: bool = False
     lies: tuple[Lie, ...] = ()
+    report_before: str | None = None
+    report_after: str | None = None
     memory_mb: int = 0
     fork_helper: bool = False
 
