@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from mlx_isolate_engine.model.errors import ModelError
+from mlx_isolate_engine.model.library_scan import speed_up_transformers
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import Prepare, Start
 
@@ -44,6 +45,7 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
 
 def import_model_libraries() -> None:
     """Import what costs seconds: mlx, mlx_lm and what stands on them."""
+    speed_up_transformers()
     for name in _MODEL_MODULES:
         importlib.import_module(name)
 
