@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests import turns
+from tests import distribution, turns
 from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_model
 
 
@@ -19,7 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what holds none of the cases that were asked for."""
+    """Put the longest first, and leave out what holds none of the cases that were asked for."""
+    items.sort(key=lambda item: distribution.rank(item.nodeid))
     wanted = set(cast(list[str], config.getoption("--case")))
     if not wanted:
         return
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if held & wanted else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.ByFile:
+    """Workers take whole files."""
+    return distribution.ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

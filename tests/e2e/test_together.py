@@ -61,7 +61,7 @@ def test_no_answer_holds_anything_of_another(daemon: RunningDaemon, number: int)
     chance = random.Random(number)
     words = [f"W{at:02d}-{chance.randrange(10**9):09d}" for at in range(AT_ONCE)]
     fillers = [
-        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randrange(10, 800)))
+        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randrange(10, 300)))
         for _ in words
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -393,7 +393,7 @@ def test_answers_do_not_leak_between_concurrent_requests(parrot_model: Path, see
             words = [f"W{number:02d}-{source.randrange(10**9):09d}" for number in range(16)]
 
             async def one(word: str) -> Answer:
-                letters = source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randrange(10, 800))
+                letters = source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randrange(10, 300))
                 await asyncio.sleep(source.random() * 0.1)
                 return await subject.run(
                     chat_request("".join(letters) + " say it", word, "say it", max_tokens=60)

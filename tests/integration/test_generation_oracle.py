@@ -1,6 +1,7 @@
 """Greedy tokens equal mlx-lm's own, for every kind of cache, alone and in a batch."""
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +41,13 @@ async def ask(subject: Rig, prompt: list[int]) -> list[int]:
     answer = await subject.run(tokens_request(prompt, max_tokens=TOKENS, top_logprobs=0))
     assert answer.end.finish_reason == "length"
     assert answer.end.prompt_tokens == len(prompt)
-    by_bytes = {subject_raw(subject, token): token for token in printable_ids()}
+    by_bytes = tokens_by_bytes(subject.loaded.tokenizer)
     return [by_bytes[logprob.raw] for logprob in answer.logprobs]
 
 
-def subject_raw(subject: Rig, token: int) -> bytes:
-    return str(subject.loaded.tokenizer.decode([token])).encode()
+@functools.lru_cache(maxsize=1)
+def tokens_by_bytes(tokenizer: Any) -> dict[bytes, int]:
+    return {str(tokenizer.decode([token])).encode(): token for token in printable_ids()}
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.kind)

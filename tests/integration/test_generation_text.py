@@ -90,11 +90,11 @@ def test_random_bytes_give_the_text_that_their_bytes_mean(full_model: Path, seed
 
     async def test() -> None:
         async with rig(full_model) as subject:
-            for number in range(10):
-                request = tokens_request(
-                    [65, 66 + number], max_tokens=40, sampling=sampling, top_logprobs=0
-                )
-                answer = await subject.run(request)
+            requests = [
+                tokens_request([65, 66 + number], max_tokens=40, sampling=sampling, top_logprobs=0)
+                for number in range(10)
+            ]
+            for answer in await asyncio.gather(*map(subject.run, requests)):
                 raw = b"".join(logprob.raw for logprob in answer.logprobs)
                 assert answer.text == raw.decode("utf-8", "replace")
                 answer.text.encode()  # no lone surrogate

@@ -149,7 +149,7 @@ def test_chunks_arrive_as_they_are_made(slow: EngineProcess, path: str) -> None:
 
 @pytest.mark.case("30")
 def test_comments_stand_between_events_and_no_client_minds_them(slow: EngineProcess) -> None:
-    body = chat_body("x " * 300, max_tokens=3, stream=True)
+    body = chat_body("x " * 100, max_tokens=3, stream=True)
     data, comments = events(post(slow, CHAT, body).body)
     assert data[-1] == "[DONE]"
     assert comments and all(comment.startswith(": ") for comment in comments)
@@ -163,7 +163,7 @@ def test_comments_stand_between_events_and_no_client_minds_them(slow: EngineProc
 @pytest.mark.case("30")
 def test_comments_can_be_switched_off(model_folder: Callable[[ModelSpec], Path]) -> None:
     for engine in served(model_folder(SLOW), EngineSettings(sse_ping_interval_s=0.0)):
-        body = chat_body("x " * 100, max_tokens=3, stream=True)
+        body = chat_body("x " * 50, max_tokens=3, stream=True)
         assert payloads(post(engine, CHAT, body).body)[-1] == "[DONE]"
 
 

@@ -32,6 +32,7 @@ class ModelSpec:
             parrot (see tests/material/parrot.py).
         template: a key of TEMPLATES.
         context: max_position_embeddings, in tokens.
+        layers: two are as many as a kind mixes; each one more costs its share of every token.
         window: sliding window of the kinds that have one, in tokens.
         shards: number of weight files; above 1 with an index.
     """
@@ -41,7 +42,7 @@ class ModelSpec:
     template: str = "plain"
     context: int = 2048
     hidden: int = 64
-    layers: int = 4
+    layers: int = 2
     window: int = 16
     shards: int = 1
 
@@ -54,7 +55,7 @@ SLIDING = ModelSpec(kind="sliding")
 RECURRENT = ModelSpec(kind="recurrent")
 HYBRID = ModelSpec(kind="hybrid")
 CACHE_LIST = ModelSpec(kind="cache_list")
-SHARED_KV = ModelSpec(kind="shared_kv")
+SHARED_KV = ModelSpec(kind="shared_kv", layers=4)
 PARROT = ModelSpec(kind="parrot", context=8192)
 
 
