@@ -12,6 +12,9 @@ import pytest
 from tests import distribution, turns
 from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_model
 
+# Hundreds of daemons and engines are started; without this each compiles all its modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--case 06` runs only the tests that hold that case of docs/reliability.md."""

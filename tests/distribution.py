@@ -2,29 +2,61 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-# Files that keep a worker longest, so that none of them begins while the other worker has nothing
-# left to do. It decides the order and nothing else.
-LONGEST: tuple[str, ...] = ()
-# One daemon with four real engines serves these; on two workers there would be two of them.
-SHARING = tuple(
-    f"tests/e2e/test_{name}.py" for name in ("abuse", "openai_client", "oracle", "together")
+# Files of one scope run on one worker: they share a daemon with four real engines, or a browser,
+# and on two workers there would be two of each.
+SHARED = {
+    **dict.fromkeys(
+        (f"tests/e2e/test_{name}.py" for name in ("abuse", "openai_client", "oracle", "together")),
+        "one daemon",
+    ),
+    "tests/e2e/ui/test_ui.py": "one browser",
+    "tests/e2e/ui/test_ui_real_engine.py": "one browser",
+}
+# What keeps a worker longest, so that none of it begins while the other worker has nothing left
+# to do. It decides the order and nothing else.
+LONGEST = (
+    "one daemon",
+    "one browser",
+    "tests/faults/test_drills.py",
+    "tests/faults/test_kill_matrix.py",
+    "tests/integration/test_cache_history.py",
+    "tests/integration/test_demo_model.py",
+    "tests/integration/test_cache_restart.py",
+    "tests/faults/test_standby.py",
+    "tests/faults/test_engine_deaths.py",
+    "tests/faults/test_engine_misbehaves.py",
+    "tests/integration/test_daemon_stop.py",
+    "tests/faults/test_daemon_killed.py",
+    "tests/integration/test_engine_real.py",
+    "tests/integration/test_bench_serving.py",
+    "tests/integration/test_bench_respawn.py",
+    "tests/integration/test_generation_oracle.py",
+    "tests/integration/test_generation_life.py",
+    "tests/integration/test_generation_text.py",
+    "tests/integration/test_generation_serial.py",
+    "tests/integration/test_server_oracle.py",
+    "tests/integration/test_stream_shape.py",
+    "tests/faults/test_websockets.py",
+    "tests/faults/test_supervisor_killed.py",
+    "tests/integration/test_engine_process.py",
+    "tests/integration/test_daemon_reload.py",
 )
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker runs on its own: the file, or all files that share the daemon."""
+    """What one worker runs on its own: a file, or several that share what is dear."""
     file = nodeid.partition("::")[0]
-    return SHARING[0] if file in SHARING else file
+    return SHARED.get(file, file)
 
 
-def rank(nodeid: str) -> int:
-    """The place of a test's scope in a run, first to last."""
+def rank(nodeid: str) -> tuple[int, str]:
+    """The place of a test's scope in a run, first to last; one scope's tests stay together."""
     scope = scope_of(nodeid)
-    return LONGEST.index(scope) if scope in LONGEST else len(LONGEST)
+    return (LONGEST.index(scope) if scope in LONGEST else len(LONGEST), scope)
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """xdist's distribution by file, but for the files that share a daemon."""
+    """xdist's distribution by file, but for the files that share."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)

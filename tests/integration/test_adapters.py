@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.material.models import FULL, ModelSpec
 Folder = Callable[[ModelSpec], Path]
 
 KEYS = {"self_attn.q_proj": (64, 64), "self_attn.o_proj": (64, 64)}
-LAYERS = 4
+LAYERS = FULL.layers
 RANK = 4
 PROMPT = "hello world and the code"
 TOKENS = 40
@@ -114,7 +115,7 @@ def test_an_endless_stream_of_one_adapter_does_not_starve_another_one(
     model_folder: Folder, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.2)
-    folder = model_folder(ModelSpec(kind="full", context=1 << 15))
+    folder = model_folder(replace(FULL, context=1 << 15))
     expected = oracle(folder, adapters["terse"])
     begun, more = asyncio.Event(), asyncio.Event()
 

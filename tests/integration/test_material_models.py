@@ -37,11 +37,11 @@ def said(folder: Path, messages: list[Message], max_tokens: int = 200) -> tuple[
 @pytest.mark.parametrize(
     ("spec", "kinds", "layers"),
     [
-        (FULL, ["KVCache"] * 4, 4),
+        (FULL, ["KVCache"] * 2, 2),
         (SLIDING, ["RotatingKVCache", "KVCache"] * 2, 4),
-        (RECURRENT, ["ArraysCache"] * 4, 4),
-        (HYBRID, ["ArraysCache", "KVCache"] * 2, 4),
-        (CACHE_LIST, ["CacheList"] * 4, 4),
+        (RECURRENT, ["ArraysCache"] * 2, 2),
+        (HYBRID, ["ArraysCache", "KVCache"], 2),
+        (CACHE_LIST, ["CacheList"] * 2, 2),
         (SHARED_KV, ["RotatingKVCache", "KVCache"], 4),
     ],
     ids=lambda value: value.kind if isinstance(value, ModelSpec) else "",

@@ -266,7 +266,7 @@ def write_adapter(folder: Path, rank: int = 2, hidden: int = 64) -> Path:
     settings = {"rank": rank, "scale": 2.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]}
     config = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    prefix = "model.layers.3.self_attn.q_proj"
+    prefix = "model.layers.1.self_attn.q_proj"
     weights = {
         f"{prefix}.lora_a": np.ones((hidden, rank), dtype=np.float32),
         f"{prefix}.lora_b": np.ones((rank, 64), dtype=np.float32),

@@ -32,7 +32,6 @@ class ModelSpec:
             parrot (see tests/material/parrot.py).
         template: a key of TEMPLATES.
         context: max_position_embeddings, in tokens.
-        layers: two are as many as a kind mixes; each one more costs its share of every token.
         window: sliding window of the kinds that have one, in tokens.
         shards: number of weight files; above 1 with an index.
     """
@@ -42,7 +41,7 @@ class ModelSpec:
     template: str = "plain"
     context: int = 2048
     hidden: int = 64
-    layers: int = 2
+    layers: int = 4
     window: int = 16
     shards: int = 1
 
@@ -50,12 +49,13 @@ class ModelSpec:
 # Slow enough (about 10 ms a token with the reference BLAS, some ms with OpenBLAS) that a test can
 # act in the middle of a stream, with a context for thousands of tokens.
 SLOW = ModelSpec(kind="full", hidden=384, layers=6, context=32768)
-FULL = ModelSpec(kind="full")
+# Two layers are one of each sort that a kind mixes; every one more costs its share of every token.
+FULL = ModelSpec(kind="full", layers=2)
 SLIDING = ModelSpec(kind="sliding")
-RECURRENT = ModelSpec(kind="recurrent")
-HYBRID = ModelSpec(kind="hybrid")
-CACHE_LIST = ModelSpec(kind="cache_list")
-SHARED_KV = ModelSpec(kind="shared_kv", layers=4)
+RECURRENT = ModelSpec(kind="recurrent", layers=2)
+HYBRID = ModelSpec(kind="hybrid", layers=2)
+CACHE_LIST = ModelSpec(kind="cache_list", layers=2)
+SHARED_KV = ModelSpec(kind="shared_kv")
 PARROT = ModelSpec(kind="parrot", context=8192)
 
 

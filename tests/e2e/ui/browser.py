@@ -43,7 +43,7 @@ ARTIFACTS = "MLX_ISOLATE_ARTIFACTS"
 
 
 class Browser:
-    """One Chromium for a whole session of tests; `open` begins afresh."""
+    """One Chromium for many tests; `open` begins afresh."""
 
     def __init__(self) -> None:
         os.environ["SE_OFFLINE"] = "true"  # selenium's own downloader stays silent
@@ -53,6 +53,7 @@ class Browser:
         for flag in (*FLAGS, f"--user-data-dir={self._profile}", "--window-size=1440,900"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        options.add_experimental_option("perfLoggingPrefs", {"enablePage": False})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
         self.driver.set_script_timeout(SCRIPT_S)
 
@@ -85,7 +86,9 @@ class Browser:
 
     def set_dark(self, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._command("Emulation.setEmulatedMedia", features=[scheme])
+        # Without a graphics card each frame of an animation is drawn by the cores of the tests.
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self._command("Emulation.setEmulatedMedia", features=[scheme, still])
 
     def _command(self, name: str, **parameters: Any) -> None:
         self.driver.execute_cdp_cmd(name, parameters)

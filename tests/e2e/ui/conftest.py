@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests: one browser a session, a daemon with scripted answers."""
+"""Fixtures of the page's tests: one browser for all of them, a daemon with scripted answers."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROGRAM = (sys.executable, "-m", "tests.fakes.page_daemon")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator["Browser"]:
     """A headless Chromium; tests that need it are skipped where there is none."""
     pytest.importorskip("selenium", reason="needs selenium (the dev extra)")
