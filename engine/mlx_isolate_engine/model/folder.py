@@ -114,14 +114,16 @@ def _check_weights(path: Path) -> None:
     try:
         tensors = json.loads(header)
         ends = [tensor["data_offsets"][1] for key, tensor in tensors.items() if key[:2] != "__"]
+        if not all(type(end) is int for end in ends):
+            raise ValueError("an offset is no whole number")
         end = max(ends, default=0)
-        is_whole = size == 8 + length + int(end)
+        is_whole = size == 8 + length + end
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ModelError("model_broken", f"the header of {path} is damaged.") from error
     if not is_whole:
         raise ModelError(
             "model_broken",
-            f"{path} is cut off: {size} bytes where its header says {8 + length + int(end)}; "
+            f"{path} is cut off: {size} bytes where its header says {8 + length + end}; "
             "copy or download it again.",
         )
 

@@ -19,7 +19,7 @@ from mlx_isolate_supervisor.settings.layers import FileLayer
 from mlx_isolate_supervisor.settings.macros import Macros
 from mlx_isolate_supervisor.settings.models import check_unique, locate_model_of_file
 from mlx_isolate_supervisor.settings.quantities import parse_time
-from mlx_isolate_supervisor.settings.yaml_text import parse_yaml
+from mlx_isolate_supervisor.settings.yaml_text import read_yaml
 
 # llama-swap's names and ours that differ from a flag's.
 TOP_NAMES = {
@@ -66,13 +66,8 @@ def read_file(path: Path, environment: Mapping[str, str]) -> FileLayer:
     Raises:
         ConfigError: it cannot be read, or as `parse_file`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration {path} is not UTF-8 text.") from error
-    return parse_file(parse_yaml(text, str(path)), path, environment)
+    content = read_yaml(path)
+    return parse_file(content, path, environment)
 
 
 def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:
@@ -93,9 +88,9 @@ def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str,
 
 
 def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:
-    given_models = _mapping(content.get("models"), "models")
+    given_models = mapping(content.get("models"), "models")
     _refuse_commands(given_models)
-    macros = Macros(_mapping(content.get("macros"), "macros"), environment)
+    macros = Macros(mapping(content.get("macros"), "macros"), environment)
     flags = DAEMON_FLAGS | TOP_NAMES | ENGINE_FLAGS
     _check_keys(content, (*TOP_PARTS, *flags), "")
     top = {key: value for key, value in content.items() if key not in TOP_PARTS}
@@ -105,13 +100,13 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     engine: dict[str, dict[str, Texts]] = {}
     for id, given in given_models.items():
         place = f"models.{id}"
-        own = macros.expand(_mapping(given, place), place, id)
+        own = macros.expand(mapping(given, place), place, id)
         _check_keys(own, (*MODEL_KEYS, *ENGINE_FLAGS), place)
         specs.append(_model(id, own, path.parent, shown))
         settings = {key: value for key, value in own.items() if key not in MODEL_KEYS}
         engine[id] = _texts(settings, ENGINE_FLAGS, place)
     check_unique([name for spec in specs for name in (spec.id, *spec.aliases)])
-    groups = _groups(_mapping(content.get("groups"), "groups"), specs)
+    groups = _groups(mapping(content.get("groups"), "groups"), specs)
     specs = _preload(_hooked(content.get("hooks")), _pin(groups, specs))
     return FileLayer(
         path=str(path), values=values, models=tuple(specs), engine=engine, groups=groups
@@ -130,19 +125,19 @@ def _refuse_commands(models: Mapping[str, Any]) -> None:
 
 def _model(id: str, own: Mapping[str, Any], folder: Path, show_loading: bool) -> ModelSpec:
     place = f"models.{id}"
-    filters = _mapping(own.get("filters"), f"{place}.filters")
+    filters = mapping(own.get("filters"), f"{place}.filters")
     _check_keys(filters, FILTER_KEYS, f"{place}.filters")
     limit = _number(own.get("concurrencyLimit"), f"{place}.concurrencyLimit")
     return ModelSpec(
         id=id,
         model=locate_model_of_file(str(own.get("path") or id), folder),
-        aliases=_names(own.get("aliases"), f"{place}.aliases"),
+        aliases=names(own.get("aliases"), f"{place}.aliases"),
         ttl_s=_ttl(own.get("ttl"), f"{place}.ttl"),
         env=_environment(own.get("env"), f"{place}.env"),
         concurrency_limit=limit or None,
         unlisted=_switch(own.get("unlisted"), f"{place}.unlisted"),
-        strip_params=_names(filters.get("stripParams"), f"{place}.filters.stripParams"),
-        set_params=_mapping(filters.get("setParams"), f"{place}.filters.setParams"),
+        strip_params=names(filters.get("stripParams"), f"{place}.filters.stripParams"),
+        set_params=mapping(filters.get("setParams"), f"{place}.filters.setParams"),
         send_loading_state=show_loading
         if own.get("sendLoadingState") is None
         else _switch(own["sendLoadingState"], f"{place}.sendLoadingState"),
@@ -155,9 +150,9 @@ def _groups(given: Mapping[str, Any], specs: Sequence[ModelSpec]) -> tuple[Group
     taken: dict[str, str] = {}
     for id, value in given.items():
         place = f"groups.{id}"
-        own = _mapping(value, place)
+        own = mapping(value, place)
         _check_keys(own, GROUP_KEYS, place)
-        members = _names(own.get("members"), f"{place}.members")
+        members = names(own.get("members"), f"{place}.members")
         for member in members:
             if member not in known:
                 raise ConfigError(f"{place}.members: there is no model {member!r} under models.")
@@ -177,11 +172,11 @@ def _pin(groups: Sequence[GroupSpec], specs: Sequence[ModelSpec]) -> list[ModelS
 
 
 def _hooked(hooks: Any) -> tuple[str, ...]:
-    found = _mapping(hooks, "hooks")
+    found = mapping(hooks, "hooks")
     _check_keys(found, ("on_startup",), "hooks")
-    start = _mapping(found.get("on_startup"), "hooks.on_startup")
+    start = mapping(found.get("on_startup"), "hooks.on_startup")
     _check_keys(start, ("preload",), "hooks.on_startup")
-    return _names(start.get("preload"), "hooks.on_startup.preload")
+    return names(start.get("preload"), "hooks.on_startup.preload")
 
 
 def _preload(names: Sequence[str], specs: Sequence[ModelSpec]) -> list[ModelSpec]:
@@ -229,7 +224,12 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> N
         raise ConfigError(f"{where}there is no key {key!r}{hint}")
 
 
-def _mapping(value: Any, place: str) -> dict[str, Any]:
+def mapping(value: Any, place: str) -> dict[str, Any]:
+    """What is under a key that holds further keys; nothing for null.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -238,8 +238,12 @@ def _mapping(value: Any, place: str) -> dict[str, Any]:
     return {str(key): item for key, item in found.items()}
 
 
-def _names(value: Any, place: str) -> tuple[str, ...]:
-    """A list of names; llama-swap also writes some as one text with commas."""
+def names(value: Any, place: str) -> tuple[str, ...]:
+    """A list of names; llama-swap also writes some as one text with commas.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if value is None:
         return ()
     if isinstance(value, str):
@@ -257,7 +261,7 @@ def _environment(value: Any, place: str) -> dict[str, str]:
         pairs: dict[Any, Any] = value
         found = {str(key): str(_text(item)) for key, item in pairs.items()}
     else:
-        for text in _names(value, place) if not isinstance(value, str) else (value,):
+        for text in names(value, place) if not isinstance(value, str) else (value,):
             name, equals, content = text.partition("=")
             if not equals or not name.strip():
                 raise ConfigError(f"{place}: {text!r} is not of the form NAME=value.")

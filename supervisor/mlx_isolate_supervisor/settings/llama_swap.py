@@ -14,11 +14,13 @@ from mlx_isolate_supervisor.settings.file import (
     GROUP_KEYS,
     MODEL_KEYS,
     TOP_NAMES,
+    mapping,
+    names,
     parse_file,
 )
 from mlx_isolate_supervisor.settings.flags import BY_NAME
 from mlx_isolate_supervisor.settings.macros import Macros
-from mlx_isolate_supervisor.settings.yaml_text import parse_yaml
+from mlx_isolate_supervisor.settings.yaml_text import read_yaml
 
 # Where one engine listens is the supervisor's business now; nothing is lost by leaving them out.
 _OBSOLETE_FLAGS = ("--host", "--port", "--log-level", "--allowed-origins")
@@ -40,12 +42,9 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
     Raises:
         ConfigError: it cannot be read, or what came out of it is not right.
     """
-    try:
-        source = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
+    source = read_yaml(path)
     remarks: list[str] = []
-    macros = Macros(_GIVEN | dict(source.get("macros") or {}), environment)
+    macros = Macros(_GIVEN | mapping(source.get("macros"), "macros"), environment)
     ours: dict[str, Any] = {}
     for key, value in source.items():
         if key in TOP_NAMES or key in ("hooks", "sendLoadingState"):
@@ -53,10 +52,10 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
         elif key not in ("models", "groups", "macros"):
             remarks.append(f"{key} has no counterpart and was left out")
     models: dict[str, Any] = {}
-    for id, given in dict(source.get("models") or {}).items():
-        model = _model(str(id), dict(given or {}), macros, remarks)
+    for id, given in mapping(source.get("models"), "models").items():
+        model = _model(id, mapping(given, f"models.{id}"), macros, remarks)
         if model is not None:
-            models[str(id)] = model
+            models[id] = model
     ours["models"] = models
     _groups(source.get("groups"), ours, remarks)
     _preloads(ours, remarks)
@@ -67,11 +66,13 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
 
 def _groups(given: Any, ours: dict[str, Any], remarks: list[str]) -> None:
     groups: dict[str, Any] = {}
-    for id, group in dict(given or {}).items():
-        kept = {key: value for key, value in dict(group or {}).items() if key in GROUP_KEYS}
-        kept["members"] = [name for name in kept.get("members", []) if name in ours["models"]]
+    for id, group in mapping(given, "groups").items():
+        place = f"groups.{id}"
+        kept = {key: value for key, value in mapping(group, place).items() if key in GROUP_KEYS}
+        members = names(kept.get("members"), f"{place}.members")
+        kept["members"] = [name for name in members if name in ours["models"]]
         if kept["members"]:
-            groups[str(id)] = kept
+            groups[id] = kept
         else:
             remarks.append(f"groups.{id} has no member left and was left out")
     if groups:
@@ -80,13 +81,16 @@ def _groups(given: Any, ours: dict[str, Any], remarks: list[str]) -> None:
 
 def _preloads(ours: dict[str, Any], remarks: list[str]) -> None:
     """Drop what was left out from the models to preload."""
-    start: Any = dict(ours.get("hooks") or {}).get("on_startup") or {}
-    names: list[str] = list(start.get("preload") or [])
+    hooks = mapping(ours.get("hooks"), "hooks")
+    start = mapping(hooks.get("on_startup"), "hooks.on_startup")
+    wanted = list(names(start.get("preload"), "hooks.on_startup.preload"))
     known = {
-        name for id, model in ours["models"].items() for name in (id, *(model.get("aliases") or ()))
+        name
+        for id, model in ours["models"].items()
+        for name in (id, *names(model.get("aliases"), f"models.{id}.aliases"))
     }
-    kept = [name for name in names if name in known]
-    if kept != names:
+    kept = [name for name in wanted if name in known]
+    if kept != wanted:
         remarks.append("hooks.on_startup.preload lost the models that were left out")
         ours["hooks"] = {"on_startup": {"preload": kept}}
 
@@ -96,7 +100,10 @@ def _model(
 ) -> dict[str, Any] | None:
     place = f"models.{id}"
     command = macros.expand(str(given.get("cmd") or ""), f"{place}.cmd", id)
-    arguments = _server_arguments(shlex.split(command, comments=True))
+    try:
+        arguments = _server_arguments(shlex.split(command, comments=True))
+    except ValueError as error:
+        raise ConfigError(f"{place}.cmd is no command: {error}.") from error
     if arguments is None:
         remarks.append(f"{place} does not run mlx_lm.server and was left out")
         return None

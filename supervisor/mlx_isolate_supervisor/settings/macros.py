@@ -8,6 +8,8 @@ from mlx_isolate_shared.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+# All that macros may stand for in one file, characters; macros of macros double without end.
+EXPANDED_MAX = 1 << 20
 # Given per model.
 MODEL_ID = "MODEL_ID"
 
@@ -20,11 +22,12 @@ class Macros:
         environment: for `${env.NAME}`.
 
     Raises:
-        ConfigError: a bad name, or a reference to what is not defined.
+        ConfigError: a bad name, a reference to what is not defined, or too much text in all.
     """
 
     def __init__(self, defined: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._environment = environment
+        self._room = EXPANDED_MAX
         self._values: dict[str, str] = {}
         for name, value in defined.items():
             if not _NAME.fullmatch(name) or name == MODEL_ID:
@@ -68,6 +71,9 @@ class Macros:
                 found, reason = self._values.get(name), "is not defined under macros"
             if found is None:
                 raise ConfigError(f"{place}: ${{{name}}} {reason}.")
+            self._room -= len(found)
+            if self._room < 0:
+                raise ConfigError(f"{place}: the macros stand for too much text.")
             return found
 
         return _REFERENCE.sub(replace, text)

@@ -1,5 +1,6 @@
 """Reading of YAML text, with the checks that its library leaves out."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,19 +11,43 @@ from mlx_isolate_shared.errors import ConfigError
 TEXT_BYTES_MAX = 256 * 1024
 
 
+# Nothing here lies deeper; without a bound brackets in brackets take seconds to read.
+DEPTH_MAX = 32
+# No number here is longer; beyond some thousand digits Python refuses to write one down.
+NUMBER_CHARACTERS_MAX = 40
+
+
 class _Loader(yaml.SafeLoader):
-    """The safe loader, except that a repeated key and an alias are errors.
+    """The safe loader, except that a repeated key, an alias, and what has no end are errors.
 
     Aliases let a small text stand for a huge one, and nobody needs them here.
     """
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases."""
+        """Refuse aliases, and what is nested too deep."""
         if self.check_event(yaml.AliasEvent):
             mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
             problem = "aliases (*name) are not supported"
             raise yaml.constructor.ConstructorError(None, None, problem, mark)
-        return super().compose_node(parent, index)
+        if self._depth == DEPTH_MAX:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "it is nested too deep", mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        """Refuse numbers without end."""
+        if len(node.value) > NUMBER_CHARACTERS_MAX:
+            problem = "the number is too long"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        number: int = super().construct_yaml_int(node)
+        return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse a key that was there before."""
@@ -35,6 +60,27 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds.
+
+    Raises:
+        ConfigError: it cannot be read, is no text, or as `parse_yaml`.
+    """
+    try:
+        with path.open("rb") as file:
+            # No more than shows that it is too large.
+            data = file.read(4 * TEXT_BYTES_MAX + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration {path} is not UTF-8 text.") from error
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, path: str) -> dict[str, Any]:
