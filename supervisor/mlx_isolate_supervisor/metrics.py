@@ -15,6 +15,9 @@ from mlx_isolate_supervisor.relay.exchange import Exchange
 # new names makes the series grow for ever. The rest share OTHER.
 MODEL_LABELS_MAX = 64
 OTHER = "(other)"
+# Error codes of one model that get a label of their own, for the same reason: some of them are an
+# engine's own words.
+CODE_LABELS_MAX = 64
 # Requests that were refused before their model was known.
 NO_MODEL = ""
 
@@ -73,6 +76,12 @@ class ModelMetrics:
         self._incarnation = 0
         self._seen = wire.Progress()
 
+    def count_error(self, code: str) -> None:
+        """Count an error; under `(other)` beyond CODE_LABELS_MAX codes."""
+        if code not in self.error_codes and len(self.error_codes) >= CODE_LABELS_MAX:
+            code = OTHER
+        self.error_codes[code] += 1
+
     def fold(self, incarnation: int, progress: wire.Progress) -> None:
         """Add what an engine's counters have grown by; a new incarnation starts from zero."""
         if incarnation < self._incarnation:
@@ -112,7 +121,7 @@ class Metrics:
         if exchange.outcome == "cancelled":
             numbers.cancelled_phases[phase(exchange)] += 1
         elif exchange.outcome != "answered":
-            numbers.error_codes[exchange.code or f"http_{exchange.status or 0}"] += 1
+            numbers.count_error(exchange.code or f"http_{exchange.status or 0}")
         numbers.bytes_received += exchange.bytes_in
         numbers.bytes_sent += exchange.bytes_out
         numbers.events_sent += exchange.events

@@ -6,6 +6,7 @@ import sys
 from mlx_isolate_shared import wire
 from mlx_isolate_supervisor.lease import Outcome
 from mlx_isolate_supervisor.metrics import (
+    CODE_LABELS_MAX,
     MODEL_LABELS_MAX,
     OTHER,
     TOKEN_BOUNDS_S,
@@ -117,6 +118,17 @@ def test_model_labels_are_bounded() -> None:
         metrics.of(f"m{number}").bytes_sent += 1
     assert len(metrics.models) == MODEL_LABELS_MAX + 1
     assert metrics.models[OTHER].bytes_sent == MODEL_LABELS_MAX * 2
+
+
+def test_error_labels_are_bounded_whatever_engines_call_their_errors() -> None:
+    metrics = Metrics()
+    for number in range(CODE_LABELS_MAX * 3):
+        failed = exchange("failed")
+        failed.code = f"code_{number}"
+        metrics.request_ended(failed)
+    codes = metrics.of("m").error_codes
+    assert len(codes) == CODE_LABELS_MAX + 1
+    assert codes[OTHER] == CODE_LABELS_MAX * 2
 
 
 def test_starting_up_does_not_pay_for_prometheus() -> None:

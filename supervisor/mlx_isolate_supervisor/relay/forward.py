@@ -21,6 +21,7 @@ from mlx_isolate_supervisor.relay.exchange import (
 )
 from mlx_isolate_supervisor.relay.frames import FAILED, GOING_AWAY, REFUSED, SERVICE_RESTART
 from mlx_isolate_supervisor.relay.framing import AnswerHead, FramingError, frame
+from mlx_isolate_supervisor.relay.last_event import error_at_end
 from mlx_isolate_supervisor.relay.limits import (
     ANSWER_WHOLE_BYTES_MAX,
     CONNECT_TRIES_MAX,
@@ -397,7 +398,7 @@ class Conversation:
         )
         try:
             await self._connection.pass_body(sink)
-            self.outcome = ended
+            self.outcome = self._outcome_at_end(head, ended)
         except (EngineGone, FramingError) as error:
             reason = await self._reason(error)
             self._end_early(reason, head, answer, sink)
@@ -409,6 +410,14 @@ class Conversation:
             refusal = take_cancellation(self._request, error)
             self._end_early(refusal, head, answer, sink)
         return answer
+
+    def _outcome_at_end(self, head: AnswerHead, ended: Outcome) -> Outcome:
+        """How an answer ended that came to its end; a stream may end with an error event."""
+        error = error_at_end(self._connection.last_passed) if head.is_event_stream else None
+        if error is None:
+            return ended
+        self._exchange.code = error.word
+        return error.outcome
 
     async def upgrade(
         self, head: AnswerHead, limits: RelayLimits, observer: RelayObserver

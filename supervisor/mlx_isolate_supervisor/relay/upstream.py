@@ -88,6 +88,7 @@ class EngineConnection(asyncio.Protocol):
         "_is_doomed",
         "_is_idle",
         "_is_paused",
+        "_last",
         "_left_bytes",
         "_may_upgrade",
         "_single_events",
@@ -111,6 +112,8 @@ class EngineConnection(asyncio.Protocol):
         # The sink's write while a piece that is one whole event may go there unfed.
         self._write_event: Callable[[bytes], object] | None = None
         self._single_events = 0
+        # What was handed out last; how an engine ends a stream is told by nothing else.
+        self._last = b""
         # What may pass until the sink is asked again whether it is full; the difference of the
         # two is what has passed.
         self._granted_bytes = 0
@@ -205,6 +208,7 @@ class EngineConnection(asyncio.Protocol):
         self._early.clear()
         sink.begin(early)
         self._sink = sink
+        self._last = early
         self._note_passed(sink, self._body, len(early))
         while True:
             if self._is_paused:
@@ -228,6 +232,11 @@ class EngineConnection(asyncio.Protocol):
         return self._single_events + (0 if self._body is None else self._body.chunks)
 
     @property
+    def last_passed(self) -> bytes:
+        """What the sink was handed last: one or more whole events of a stream."""
+        return self._last
+
+    @property
     def is_reusable(self) -> bool:
         """Whether the answer is over and the engine will take another request here."""
         return (
@@ -246,6 +255,7 @@ class EngineConnection(asyncio.Protocol):
         assert self.is_reusable
         self._early.clear()
         self._early_bytes = 0
+        self._last = b""
         self._sink = self._write_event = None
         self._is_idle = True
         self._resume()
@@ -310,6 +320,7 @@ class EngineConnection(asyncio.Protocol):
                 and data[ONE_EVENT_HEADS[size]] == ONE_EVENT_STARTS[size]
             ):
                 write(data)
+                self._last = data
                 self._single_events += 1
                 self._left_bytes = left = self._left_bytes - size
                 if left < 0:
@@ -403,6 +414,7 @@ class EngineConnection(asyncio.Protocol):
     def _pass(self, sink: Sink, body: Body, block: bytes) -> None:
         if block:
             sink.write(block)
+            self._last = block
         self._note_passed(sink, body, len(block))
 
     def _note_passed(self, sink: Sink, body: Body, size: int) -> None:
