@@ -12,6 +12,7 @@ from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.parser import Parser
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.listening import PortTakenError
 from mlx_isolate_supervisor.version import installed_version
 
@@ -74,13 +75,13 @@ def main(argv: Sequence[str] | None = None, engine: "EngineCommand | None" = Non
             return serve.run(args, engine)
         return _module(args.command).run(args)
     except CommandError as error:
-        print(f"mlx-isolate: {error}", file=sys.stderr)
+        print(f"mlx-isolate: {harmless(str(error))}", file=sys.stderr)
         return exit_codes.FAILED
     except PortTakenError as error:
-        print(f"mlx-isolate: {error}", file=sys.stderr)
+        print(f"mlx-isolate: {harmless(str(error))}", file=sys.stderr)
         return exit_codes.TAKEN
     except ConfigError as error:
-        print(f"mlx-isolate: {error}", file=sys.stderr)
+        print(f"mlx-isolate: {harmless(str(error))}", file=sys.stderr)
         return exit_codes.USAGE
     except BrokenPipeError:
         # The reader of our output (head, less) has left; nothing more can be said to it.

@@ -18,6 +18,7 @@ from mlx_isolate_supervisor.auth import KeyGuard, KeyRing
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.display import Display, describe_ready, describe_start
 from mlx_isolate_supervisor.engine_pages import EnginePages
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.listening import BACKLOG, urls_of
 from mlx_isolate_supervisor.logs import LogBook, log_event, set_level
 from mlx_isolate_supervisor.memory import footprint
@@ -65,6 +66,7 @@ TROUBLE = {
     "lost": "lost its engine: {}; a new one follows",
     "circuit_opened": "failed too often, the next try comes after a pause: {}",
     "cannot_work": "cannot be served until that is repaired: {}",
+    "successor_lost": "keeps its engine, the new one failed: {}",
 }
 
 
@@ -129,6 +131,7 @@ class Daemon:
             memory_bytes=memory_bytes,
             memory_kind=kind,
             run_dir=self._run_dir,
+            time=time.time(),
             standbys=self.pool.standbys(),
             memory_budget_bytes=self.pool.limits.budget_bytes,
             memory_claimed_bytes=self.pool.claimed_bytes,
@@ -157,7 +160,9 @@ class Daemon:
         if moved.after != "starting":
             self._display.loaded(moved.model)
         if moved.event in TROUBLE:
-            self._display.line(f"{moved.model} {TROUBLE[moved.event].format(moved.reason)}")
+            self._display.line(
+                f"{moved.model} {TROUBLE[moved.event].format(harmless(moved.reason))}"
+            )
         if moved.after == "ready" and moved.before != "ready":
             model = next(m for m in self.pool.snapshot() if m.id == moved.model)
             self._display.line(describe_ready(model.id, model.load_s, model.facts))

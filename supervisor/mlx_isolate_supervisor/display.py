@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from mlx_isolate_shared.wire import Loading, ModelFacts
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.logs import Logs
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 
@@ -57,7 +58,7 @@ def draw_loading(loading: dict[str, Loading], *, columns: int, plain: bool) -> s
             filled = round(share * BAR_CELLS)
             bar = f" {full * filled}{empty * (BAR_CELLS - filled)} {share:4.0%}"
         detail = f" {step.detail}" if step.detail else ""
-        parts.append(f"{model}: {step.stage}{bar}{detail}")
+        parts.append(harmless(f"{model}: {step.stage}{bar}{detail}"))
     return "   ".join(parts)[: max(0, columns - 1)]
 
 
@@ -97,7 +98,7 @@ class Display:
         if self._terminal is not None:
             self._draw()
         elif before is None or before.stage != step.stage:
-            self.line(f"{model}: loading ({step.stage})")
+            self.line(harmless(f"{model}: loading ({step.stage})"))
 
     def loaded(self, model: str) -> None:
         """A load ended, whichever way."""

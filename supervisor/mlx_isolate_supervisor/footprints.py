@@ -5,6 +5,7 @@ The file is a hint from anywhere: it is checked when read, and ignored where it 
 
 import contextlib
 import hashlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -87,7 +88,9 @@ class FootprintBook:
             temporary.write_bytes(msgspec.json.encode(_File(version=1, models=self._models)))
             os.replace(temporary, self._path)
         except OSError as error:
-            log_event("footprints.not_saved", path=self._path, reason=error.strerror)
+            log_event(
+                "footprints.not_saved", logging.WARNING, path=self._path, reason=error.strerror
+            )
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
@@ -103,7 +106,7 @@ def _read(path: Path) -> dict[str, Footprint]:
             raise ValueError("it is too large")
         found = msgspec.json.decode(data, type=_File)
     except (ValueError, RecursionError) as error:
-        log_event("footprints.ignored", path=path, reason=str(error))
+        log_event("footprints.ignored", logging.WARNING, path=path, reason=str(error))
         return {}
     if found.version != 1:
         return {}

@@ -46,6 +46,21 @@ class Event(StrEnum):
     SUCCEEDED = "succeeded"
 
 
+# What befalls a model without anybody's asking for it.
+UNASKED = frozenset(
+    {
+        Event.START_FAILED,
+        Event.START_TIMEOUT,
+        Event.HUNG,
+        Event.STOP_TIMEOUT,
+        Event.LOST,
+        Event.CIRCUIT_OPENED,
+        Event.CANNOT_WORK,
+        Event.SUCCESSOR_LOST,
+    }
+)
+
+
 class Action(StrEnum):
     """What a slot does on a transition, in the order given."""
 

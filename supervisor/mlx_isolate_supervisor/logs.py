@@ -18,6 +18,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import safe_name
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.log_file import LogFile
 from mlx_isolate_supervisor.outlet import Outlet
 
@@ -28,6 +29,9 @@ BOOK_LINES_MAX = 2000
 LINE_CHARACTERS_MAX = 4096
 # Bytes of lines that wait for a disk; what a stuck one does not take is dropped.
 FILE_WAITING_BYTES_MAX = 4 << 20
+
+# On a terminal the display says these in a person's words.
+TOLD_BY_THE_DISPLAY = frozenset({"model.moved", "engine.failed"})
 
 _log = logging.getLogger("mlx_isolate_supervisor")
 
@@ -60,7 +64,9 @@ def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value)
-    return text if text and text.isprintable() and " " not in text else json.dumps(text)
+    if text and text.isprintable() and " " not in text:
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 class EventFormatter(logging.Formatter):
@@ -85,7 +91,9 @@ class EventFormatter(logging.Formatter):
             shown = record.__dict__["shown"] = self._describe(record)
         text = f"{self._stamp}.{int(record.msecs):03d} {record.levelname:<7}{shown}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += "\n" + "\n".join(
+                map(harmless, self.formatException(record.exc_info).split("\n"))
+            )
         if not text.isascii():
             # What a client sent as bytes that are no UTF-8 could not be written or sent as such.
             text = text.encode("utf-8", "backslashreplace").decode()
@@ -94,7 +102,7 @@ class EventFormatter(logging.Formatter):
     @staticmethod
     def _describe(record: logging.LogRecord) -> str:
         facts: dict[str, object] = getattr(record, "facts", {})
-        event: str = getattr(record, "event", "") or record.getMessage()
+        event: str = getattr(record, "event", "") or harmless(record.getMessage())
         if event == "engine.line":
             return f" {facts['model']}#{facts['incarnation']} | {facts['line']}"
         return f" {event}" + "".join(f" {k}={_show(v)}" for k, v in facts.items() if v is not None)
@@ -186,17 +194,23 @@ class LogBook(logging.Handler):
 class ConsoleHandler(logging.StreamHandler[TextIO]):
     """Lines on stderr; engine lines only where everything is asked for.
 
-    `before_line` is called ahead of each line, so that a progress bar can make room.
+    Attributes:
+        before_line: is called ahead of each line, so that a progress bar can make room.
+        left_out: events that a person is told in other words.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.before_line: Callable[[], None] | None = None
+        self.left_out: frozenset[str] = frozenset()
         self.setFormatter(EventFormatter(with_date=False))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
-        if getattr(record, "event", "") == "engine.line" and not _log.isEnabledFor(logging.DEBUG):
+        event = getattr(record, "event", "")
+        if event == "engine.line" and not _log.isEnabledFor(logging.DEBUG):
+            return
+        if event in self.left_out:
             return
         if self.before_line is not None:
             self.before_line()
@@ -250,6 +264,7 @@ class Logs(msgspec.Struct, frozen=True):
         """Leave only warnings on the console, unless debugging."""
         if not _log.isEnabledFor(logging.DEBUG):
             self.console.setLevel(logging.WARNING)
+            self.console.left_out = TOLD_BY_THE_DISPLAY
 
 
 def log_folder() -> Path:

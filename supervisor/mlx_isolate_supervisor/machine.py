@@ -4,6 +4,7 @@ Every method is called as a message of its slot, which makes the machine the sin
 it holds. It never waits: what takes time comes back as a message through `post`.
 """
 
+import logging
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.crew import Crew
 from mlx_isolate_supervisor.footprints import footprint_key
 from mlx_isolate_supervisor.incarnation import Incarnation
-from mlx_isolate_supervisor.lifecycle import Action, Event, State, step
+from mlx_isolate_supervisor.lifecycle import UNASKED, Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
 from mlx_isolate_supervisor.overlap import has_room_for_two
@@ -237,7 +238,14 @@ class Machine:
                 if message.completed and not engine.completed:
                     self.note_completion(engine)
             case wire.Failed():
-                log_event("engine.failed", model=self.spec.id, code=message.code)
+                log_event(
+                    "engine.failed",
+                    logging.WARNING,
+                    model=self.spec.id,
+                    incarnation=engine.number,
+                    code=message.code,
+                    reason=message.message,
+                )
             case wire.Loading() | wire.Ready() | wire.Progress():
                 # Out of place: a second ready, a load step after it. Nothing depends on them.
                 pass
@@ -512,9 +520,17 @@ def _room_reason(make_error: Callable[[], CapacityError] | None) -> str:
     return "others would have to leave for it" if make_error is None else make_error().message
 
 
+def _level_of(moved: Transition) -> int:
+    """How loud a step is told: what serves nobody any more, and what nobody asked for, stand out."""
+    if moved.after == State.FAILED and moved.before != State.FAILED:
+        return logging.ERROR
+    return logging.WARNING if moved.event in UNASKED else logging.INFO
+
+
 def _log_transition(moved: Transition) -> None:
     log_event(
         "model.moved",
+        _level_of(moved),
         model=moved.model,
         before=moved.before,
         after=moved.after,

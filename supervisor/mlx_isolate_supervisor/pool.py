@@ -1,6 +1,7 @@
 """All models of this supervisor: name or alias to slot, start of all, stop of all."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
@@ -245,7 +246,7 @@ class Pool:
                 )
         except TimeoutError:
             left = [slot.model_id for slot in self._slots if slot.status().pid is not None]
-            log_event("pool.stop_incomplete", models=left)
+            log_event("pool.stop_incomplete", logging.WARNING, models=left)
 
     def cut(self) -> None:
         """Hurry a running `stop`: kill what is left now (a second signal)."""
@@ -274,7 +275,7 @@ async def _replace(slot: Slot, spec: ModelSpec) -> None:
     try:
         await slot.reload(spec)
     except CapacityError as error:
-        log_event("model.not_replaced", model=slot.model_id, reason=error.message)
+        log_event("model.not_replaced", logging.WARNING, model=slot.model_id, reason=error.message)
 
 
 def _by_name(served: Sequence[tuple[Slot, ModelSpec]]) -> dict[str, Slot]:

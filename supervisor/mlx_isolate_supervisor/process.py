@@ -23,6 +23,7 @@ from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.death_watch import DeathWatch
+from mlx_isolate_supervisor.harmless import harmless_output
 from mlx_isolate_supervisor.hearing import hear
 from mlx_isolate_supervisor.logs import log_engine_line, log_event
 from mlx_isolate_supervisor.orphans import (
@@ -369,11 +370,16 @@ class EngineProcess:
     def _note_violation(self) -> None:
         self.violations += 1
         if self.violations == 1:
-            log_event("engine.bad_report", model=self.model_id, incarnation=self.incarnation)
+            log_event(
+                "engine.bad_report",
+                logging.WARNING,
+                model=self.model_id,
+                incarnation=self.incarnation,
+            )
 
     def _keep_output(self, lines: list[bytes]) -> None:
         for line in lines:
-            text = line.decode(errors="replace").rstrip("\r")
+            text = harmless_output(line.decode(errors="replace"))
             self.output.append(text)
             self._output_lines += 1
             log_engine_line(self.model_id, self.incarnation, text)

@@ -27,11 +27,11 @@ def test_ps_prints_a_table_without_colours(daemon: RunningDaemon) -> None:
     assert outcome.returncode == OK, outcome.stderr
     header, first, broken = outcome.stdout.splitlines()
     assert header.split() == [
-        "MODEL", "STATE", "PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE",
+        "MODEL", "STATE", "PID", "ENGINE", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE",
         "STAYS",
     ]  # fmt: skip
-    assert re.match(r"first +ready +\d+ +1 +0 +0 +\S+ \wB +0  \S+ ago  -$", first), first
-    assert re.match(r"broken +failed +- +1 +0 +0 +- +0  \S+ ago +-$", broken), broken
+    assert re.match(r"first +ready +\d+ +#1 +0 +0 +\S+ \wB +0  \S+ ago  -$", first), first
+    assert re.match(r"broken +failed +- +#1 +0 +0 +- +0  \S+ ago +-$", broken), broken
     assert "\x1b" not in outcome.stdout
 
 
@@ -47,7 +47,7 @@ def test_status_tells_what_failed_and_why(daemon: RunningDaemon) -> None:
     assert f"pid {daemon.process.pid}, version" in outcome.stdout
     assert "first  ready for" in outcome.stdout
     assert "failed (model_missing): no config.json; no new try by itself" in outcome.stdout
-    assert "last exit: engine 1, exit 78" in outcome.stdout
+    assert "last exit: engine #1, exit 78" in outcome.stdout
     assert json.loads(daemon.command("status", "--json").stdout)["supervisor"]["pid"]
 
 

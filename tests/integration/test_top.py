@@ -74,13 +74,13 @@ def test_top_in_a_pipe_prints_one_picture_without_colours(daemon: RunningDaemon)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     pid = daemon.status()["models"][0]["pid"]
-    assert re.search(rf"^m +ready +\S+ +{pid} +1 +0 ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^m +ready +\S+ +{pid} +#1 +0 ", done.stdout, re.MULTILINE)
 
 
 def test_headings_and_numbers_stay_whole_in_80_columns(daemon: RunningDaemon) -> None:
     done = daemon.command("top", COLUMNS="80")
     assert done.stdout.splitlines()[1].split() == [
-        "MODEL", "STATE", "FOR", "PID", "RUN", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED",
+        "MODEL", "STATE", "FOR", "PID", "ENGINE", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED",
         "CACHE",
     ]  # fmt: skip
 

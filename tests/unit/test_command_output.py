@@ -34,10 +34,10 @@ def test_ps_prints_one_line_a_model() -> None:
         model_status(id="other/model", waits_for="for a"),
     )
     assert ps_lines(document, now=1065.0) == [
-        "MODEL        STATE     PID  RUN  ACTIVE  QUEUED  MEMORY  RESTARTS  SINCE      STAYS",
-        "demo         ready    4711    1       2       1  1.2 GB         0  1m 5s ago  1m 30s",
-        "kept         ready    4711    1       0       0  1.2 GB         0  1m 5s ago  pinned",
-        "other/model  stopped     -    0       0       0       -         0  1m 5s ago  waits for a",
+        "MODEL        STATE     PID  ENGINE  ACTIVE  QUEUED  MEMORY  RESTARTS  SINCE      STAYS",
+        "demo         ready    4711      #1       2       1  1.2 GB         0  1m 5s ago  1m 30s",
+        "kept         ready    4711      #1       0       0  1.2 GB         0  1m 5s ago  pinned",
+        "other/model  stopped     -       -       0       0       -         0  1m 5s ago  waits for a",
     ]
 
 
@@ -55,11 +55,11 @@ def test_status_prints_what_a_person_asks_for() -> None:
         "supervisor  http://h:1  pid 4700, version 0.1.0, up 1h 2m, 45 MB (pss)",
         "",
         "demo (also d)  ready for 1m 40s, wanted up",
-        "  engine 2: pid 4711, 1.2 GB (pss)",
+        "  engine #2: pid 4711, 1.2 GB (pss)",
         "  gemma3_text, 268M parameters, float32, context 32768, cpu with OpenBLAS, loaded in 2.3s",
         "  requests: 1 running, 0 waiting",
         "  restarts: 1 (killed: 1)",
-        "  last exit: engine 1, SIGKILL, 10s ago: killed by SIGKILL",
+        "  last exit: engine #1, SIGKILL, 10s ago: killed by SIGKILL",
         "    | one",
         "    | two",
     ]

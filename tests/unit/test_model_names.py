@@ -94,3 +94,10 @@ def test_a_missing_demo_package_names_the_command_that_installs_it(missing: str)
 
 def test_an_installed_demo_is_accepted() -> None:
     check_demo(lambda package: True)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "\udcff", "a\u202eb"])
+def test_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be shown") as refused:
+        check_unique(["fine", name])
+    assert str(refused.value).isprintable()

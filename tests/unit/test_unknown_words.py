@@ -39,3 +39,25 @@ def test_the_help_of_a_flag_tells_default_and_variable(capsys: pytest.CaptureFix
     said = " ".join(capsys.readouterr().out.split())
     assert "0 lets the system choose (default 8080; MLX_ISOLATE_PORT)" in said
     assert "--adapter-path FOLDER LoRA adapter of the model (MLX_ISOLATE_ADAPTER_PATH)" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("logs", "-n", "-5"),
+        ("logs", "-n", "five"),
+        ("service", "logs", "-n", "1e3"),
+        ("top", "--interval", "-1"),
+        ("top", "--interval", "nan"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_makes_no_sense_is_a_usage_error(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words[-1] in told.err and len(told.err.splitlines()) == 1

@@ -7,6 +7,7 @@ import msgspec
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.display import describe_ready
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.status import ModelStatus
 
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask for it, wait for the outcome and print it; fails where a model has failed."""
     body = daemon_of(args).post(f"/models/{args.command}", {"model": args.model})
     model = msgspec.json.decode(body, type=ModelStatus)
-    print(body.decode() if args.json else outcome_line(model))
+    print(body.decode() if args.json else harmless(outcome_line(model)))
     return exit_codes.FAILED if model.state == "failed" else exit_codes.OK
 
 

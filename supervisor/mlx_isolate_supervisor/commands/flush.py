@@ -8,6 +8,7 @@ import msgspec
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+from mlx_isolate_supervisor.harmless import harmless
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print(answer.body.decode())
     else:
         for line in flush_lines(found):
-            print(line)
+            print(harmless(line))
     return exit_codes.OK if answer.status == 200 else exit_codes.FAILED
 
 

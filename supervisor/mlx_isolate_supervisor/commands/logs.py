@@ -5,6 +5,8 @@ from urllib.parse import quote, urlencode
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.parser import whole_number
+from mlx_isolate_supervisor.harmless import harmless
 
 DEFAULT_LINES = 100
 
@@ -14,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="only what concerns this model")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines")
     parser.add_argument(
-        "-n", "--lines", type=int, default=DEFAULT_LINES, help="how many (default %(default)s)"
+        "-n",
+        "--lines",
+        type=whole_number,
+        default=DEFAULT_LINES,
+        help="how many (default %(default)s)",
     )
     add_client_arguments(parser)
 
@@ -22,13 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the lines."""
     daemon = daemon_of(args)
-    query = {"lines": str(max(0, args.lines))}
+    query = {"lines": str(args.lines)}
     if args.follow:
         place = f"/logs/stream/{quote(args.model)}" if args.model else "/logs/stream"
         for line in daemon.lines(f"{place}?{urlencode(query)}"):
-            print(line, flush=True)
+            print(harmless(line), flush=True)
         return exit_codes.OK
     if args.model:
         query["model"] = args.model
-    print(daemon.get(f"/logs?{urlencode(query)}").decode("utf-8", "replace"), end="")
+    for line in daemon.get(f"/logs?{urlencode(query)}").decode("utf-8", "replace").splitlines():
+        print(harmless(line))
     return exit_codes.OK

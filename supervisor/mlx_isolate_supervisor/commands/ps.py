@@ -8,13 +8,25 @@ import msgspec
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.tables import paint_states, table, use_colours
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.status import ModelStatus, Status
 
 HEADER = (
-    *("MODEL", "STATE", "PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS", "SINCE", "STAYS"),
+    *(
+        "MODEL",
+        "STATE",
+        "PID",
+        "ENGINE",
+        "ACTIVE",
+        "QUEUED",
+        "MEMORY",
+        "RESTARTS",
+        "SINCE",
+        "STAYS",
+    ),
 )
-NUMBERS = frozenset({"PID", "RUN", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS"})
+NUMBERS = frozenset({"PID", "ENGINE", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     status = msgspec.json.decode(body, type=Status)
     for line in ps_lines(status, time.time()):
-        print(paint_states(line, use_colours()))
+        print(paint_states(harmless(line), use_colours()))
     return exit_codes.OK
 
 
@@ -45,7 +57,7 @@ def _row(model: ModelStatus, now: float) -> tuple[str, ...]:
         model.id,
         model.state,
         "-" if model.pid is None else str(model.pid),
-        str(model.incarnation),
+        f"#{model.incarnation}" if model.incarnation else "-",
         str(model.active),
         str(model.queued),
         "-" if model.memory_bytes is None else show_bytes(model.memory_bytes),

@@ -18,6 +18,7 @@ from mlx_isolate_supervisor.commands.client import (
     daemon_of_settings,
 )
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.parser import whole_number
 from mlx_isolate_supervisor.service.command_line import Installation, installation
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
 from mlx_isolate_supervisor.service.install import Installer, Steps, plan_steps
@@ -65,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_name(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
     logs.add_argument(
-        "-n", "--lines", type=int, default=200, metavar="N", help="how many (default %(default)s)"
+        "-n",
+        "--lines",
+        type=whole_number,
+        default=200,
+        metavar="N",
+        help="how many (default %(default)s)",
     )
 
 

@@ -9,6 +9,7 @@ from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.tables import paint_states, use_colours
 from mlx_isolate_supervisor.display import describe_facts
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.status import LastExit, ModelStatus, StandbyStatus, Status
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     status = msgspec.json.decode(body, type=Status)
     for line in status_lines(status, daemon.url, time.time()):
-        print(paint_states(line, use_colours()))
+        print(paint_states(harmless(line), use_colours()))
     return exit_codes.OK
 
 
@@ -67,7 +68,7 @@ def _model_lines(model: ModelStatus, now: float) -> list[str]:
         memory = ""
         if model.memory_bytes is not None:
             memory = f", {show_bytes(model.memory_bytes)} ({model.memory_kind})"
-        lines.append(f"  engine {model.incarnation}: pid {model.pid}{memory}")
+        lines.append(f"  engine #{model.incarnation}: pid {model.pid}{memory}")
     if model.facts is not None:
         took = "" if model.load_s is None else f", loaded in {show_seconds(model.load_s)}"
         lines.append(f"  {describe_facts(model.facts)}{took}")
@@ -115,4 +116,4 @@ def _exit_lines(last: LastExit, now: float) -> list[str]:
     how = last.signal or f"exit {last.code}"
     ago = show_seconds(max(0.0, now - last.at))
     tail = [f"    | {line}" for line in last.stderr_tail[-TAIL_LINES:]]
-    return [f"  last exit: engine {last.incarnation}, {how}, {ago} ago: {last.reason}", *tail]
+    return [f"  last exit: engine #{last.incarnation}, {how}, {ago} ago: {last.reason}", *tail]

@@ -18,6 +18,8 @@ from rich.text import Text
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import Daemon, add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.parser import some_seconds
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.status import ModelStatus, Status
 
@@ -41,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the daemon's address, the interval and --once."""
     add_client_arguments(parser)
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (default 1)"
+        "--interval",
+        type=some_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="between looks (default 1)",
     )
     parser.add_argument("--once", action="store_true", help="print one picture and leave")
 
@@ -137,14 +143,14 @@ class Screen:
             style="bold",
         )
         if self.trouble is not None:
-            text.append(f"  {self.trouble}", style="red")
+            text.append(f"  {harmless(self.trouble)}", style="red")
         return text
 
     def _models(self, status: Status, now: float) -> Table:
         table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="dim")
         for name in ("MODEL", "STATE", "FOR"):
             table.add_column(name, overflow="fold")
-        for name in ("PID", "RUN", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED", "CACHE"):
+        for name in ("PID", "ENGINE", "RESTARTS", "MEMORY", "TOK/S", "ACTIVE", "QUEUED", "CACHE"):
             # In a narrow terminal names fold, numbers and headings stay whole.
             table.add_column(name, justify="right", no_wrap=True)
         for model in status.models:
@@ -155,11 +161,11 @@ class Screen:
         rate = self.tokens_per_s(model)
         cache = None if model.progress is None else model.progress.cache
         return (
-            Text(model.id),
-            Text(_state(model), style=STYLES[model.state]),
+            Text(harmless(model.id)),
+            Text(harmless(_state(model)), style=STYLES[model.state]),
             show_seconds(max(0.0, now - model.since)),
             "-" if model.pid is None else str(model.pid),
-            str(model.incarnation),
+            f"#{model.incarnation}" if model.incarnation else "-",
             str(model.restarts),
             "-" if model.memory_bytes is None else show_bytes(model.memory_bytes),
             "-" if rate is None else f"{rate:.1f}",
@@ -174,7 +180,8 @@ class Screen:
             table.add_column(style=style, overflow="fold")
         for event in reversed(self._events):
             stamp = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-            table.add_row(stamp, event["kind"], Text(event.get("model") or ""), Text(_tell(event)))
+            cells = (event["kind"], event.get("model") or "", _tell(event))
+            table.add_row(stamp, *(Text(harmless(str(cell))) for cell in cells))
         return table
 
 

@@ -47,7 +47,10 @@ async def reload(scene: Scene) -> None:
         seen.append(one)
         await scene.wait("served", "an answer of the new engine", task, LOAD_DEADLINE_S)
         if one.first_at is not None:
-            scene.mark(f"first token of engine {after.pid}", scene.since(one.first_at))
+            scene.mark(
+                f"first token of engine #{after.incarnation} (pid {after.pid})",
+                scene.since(one.first_at),
+            )
     finally:
         over.set()
     await scene.wait("uncut", "the streams end", asyncio.gather(*clients), LOAD_DEADLINE_S)

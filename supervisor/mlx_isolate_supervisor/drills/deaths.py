@@ -23,7 +23,7 @@ async def die_by(scene: Scene, number: signal.Signals) -> None:
     supervisor = (await scene.status()).supervisor.pid
     engine = child_of(supervisor, before.pid)
     scene.record.facts |= {"signal": number.name, "old_pid": before.pid}
-    scene.act(f"{number.name} to engine {before.pid} (#{before.incarnation})")
+    scene.act(f"{number.name} to engine #{before.incarnation} (pid {before.pid})")
     send(engine, number)
     await follow_death(scene, before, held)
     await follow_return(scene, before, spares)
@@ -77,7 +77,7 @@ async def follow_return(
     load_s = after.bare_load_s or 0.0
     is_spare = after.pid in spares
     by = ", which was a standby" if is_spare else ""
-    scene.mark(f"engine {after.pid} (#{after.incarnation}) is ready{by}", ready_s)
+    scene.mark(f"engine #{after.incarnation} (pid {after.pid}) is ready{by}", ready_s)
     facts = scene.record.facts
     facts |= {"new_pid": after.pid, "ready_s": round(ready_s, 4), "load_s": round(load_s, 4)}
     scene.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
@@ -117,7 +117,9 @@ async def oom(scene: Scene) -> None:
     scene.record.facts |= {"old_pid": before.pid}
     mapped: int = engine.memory_info().vms
     limit = Limit(engine, "RLIMIT_AS", mapped + OOM_SPARE_BYTES)
-    scene.act(f"engine {before.pid} may not grow any more; a long prompt comes")
+    scene.act(
+        f"engine #{before.incarnation} (pid {before.pid}) may not grow any more; a long prompt comes"
+    )
     try:
         seen, task = scene.client.begin(scene.model_id, 64, prompt=OOM_PROMPT)
         await scene.wait("served", "an outcome for the long prompt", task, 120.0)
@@ -134,6 +136,10 @@ async def oom(scene: Scene) -> None:
     scene.record.facts["new_pid"] = after.pid
     if after.last_exit is not None:
         scene.mark(f"the engine had ended: {after.last_exit.reason}")
-    what = "the same engine" if after.pid == before.pid else f"engine {after.pid}"
+    what = (
+        "the same engine"
+        if after.pid == before.pid
+        else f"engine #{after.incarnation} (pid {after.pid})"
+    )
     scene.mark(f"{what} answers")
     scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))

@@ -22,7 +22,9 @@ async def disk_full(scene: Scene) -> None:
         raise CannotRun("the engine has no prompt cache on disk")
     await scene.client.answer(scene.model_id)
     limit = Limit(await scene.engine(), "RLIMIT_FSIZE", FILE_BYTES)
-    scene.act(f"engine {before.pid} cannot write files above {FILE_BYTES} bytes")
+    scene.act(
+        f"engine #{before.incarnation} (pid {before.pid}) cannot write files above {FILE_BYTES} bytes"
+    )
     scene.record.facts["old_pid"] = before.pid
     try:
         await _answers(scene, "while the disk is full")

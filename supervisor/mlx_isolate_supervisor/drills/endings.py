@@ -44,7 +44,7 @@ async def supervisor_kill(scene: Scene) -> None:
     await scene.load()
     new = await scene.model()
     scene.record.facts |= {"new_pid": own.pid, "ready_s": round(scene.since(), 4)}
-    scene.mark(f"engine {new.pid} is ready")
+    scene.mark(f"engine #{new.incarnation} (pid {new.pid}) is ready")
     scene.record.that("pid_changed", new.pid not in (None, old.pid), f"{new.pid}")
     answer = await scene.wait(
         "served", "an answer", scene.client.answer(scene.model_id), LOAD_DEADLINE_S

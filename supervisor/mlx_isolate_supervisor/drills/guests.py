@@ -36,7 +36,7 @@ async def client_gone(scene: Scene) -> None:
 
     after = await scene.until("cancel", "the engine has stopped", is_idle)
     scene.record.within("cancel", scene.since())
-    scene.mark(f"engine {after.pid} works for none of them")
+    scene.mark(f"engine #{after.incarnation} (pid {after.pid}) works for none of them")
     answer = await scene.wait(
         "served", "an answer", scene.client.answer(scene.model_id), LOAD_DEADLINE_S
     )

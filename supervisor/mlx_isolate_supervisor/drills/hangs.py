@@ -16,7 +16,7 @@ async def hang(scene: Scene) -> None:
     before = await scene.model()
     engine = child_of(status.supervisor.pid, before.pid)
     scene.record.facts |= {"signal": "SIGSTOP", "old_pid": before.pid}
-    scene.act(f"SIGSTOP to engine {before.pid} (#{before.incarnation})")
+    scene.act(f"SIGSTOP to engine #{before.incarnation} (pid {before.pid})")
     send(engine, signal.SIGSTOP)
     try:
         await follow_death(scene, before, held, "hang_told", silence_of(scene))

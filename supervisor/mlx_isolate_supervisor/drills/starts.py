@@ -37,7 +37,7 @@ async def slow_load(scene: Scene) -> None:
     )
     engine = child_of((await scene.status()).supervisor.pid, starting.pid)
     send(engine, signal.SIGSTOP)
-    scene.mark(f"engine {starting.pid} (#{starting.incarnation}) is stopped in its load")
+    scene.mark(f"engine #{starting.incarnation} (pid {starting.pid}) is stopped in its load")
     try:
         await asyncio.sleep(HELD_S)
         meanwhile = await scene.model()
@@ -65,7 +65,7 @@ async def crash_loop(scene: Scene) -> None:
     """Kill every new engine until the daemon gives up; then reset it."""
     first = await scene.model()
     supervisor = (await scene.status()).supervisor.pid
-    scene.act(f"SIGKILL to engine {first.pid} (#{first.incarnation}) and to all that follow")
+    scene.act(f"SIGKILL to engine #{first.incarnation} (pid {first.pid}) and to all that follow")
     deaths = await scene.wait(
         "spawns", "the circuit opens", _kill_all(scene, supervisor), DEATHS_DEADLINE_S
     )
@@ -80,7 +80,9 @@ async def crash_loop(scene: Scene) -> None:
     await asyncio.sleep(QUIET_S)
     quiet = await scene.model()
     kept = deaths <= DEATHS_MAX + 1 and quiet.pid is None and quiet.incarnation == model.incarnation
-    scene.record.that("spawns", kept, f"{deaths} deaths, then #{quiet.incarnation} {quiet.state}")
+    scene.record.that(
+        "spawns", kept, f"{deaths} deaths, then engine #{quiet.incarnation} {quiet.state}"
+    )
     await scene.client.post("/models/reset", {"model": scene.model_id})
     scene.mark("reset")
     await scene.load()
@@ -89,7 +91,7 @@ async def crash_loop(scene: Scene) -> None:
     )
     after = await scene.model()
     scene.record.facts["new_pid"] = after.pid
-    scene.mark(f"engine {after.pid} (#{after.incarnation}) answers")
+    scene.mark(f"engine #{after.incarnation} (pid {after.pid}) answers")
     scene.record.that("pid_changed", after.pid not in (None, first.pid), f"{after.pid}")
     scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))
 
@@ -104,7 +106,7 @@ async def _kill_all(scene: Scene, supervisor: int) -> int:
         if model.incarnation not in killed and _is_up(model):
             send(child_of(supervisor, model.pid), signal.SIGKILL)
             killed.add(model.incarnation)
-            scene.mark(f"#{model.incarnation} is killed, {model.state}")
+            scene.mark(f"engine #{model.incarnation} is killed, {model.state}")
         if len(killed) > DEATHS_MAX * 2:
             raise Broken("spawns", f"{len(killed)} engines were started one after another")
         await asyncio.sleep(0.01)

@@ -119,6 +119,11 @@ def check_unique(names: Sequence[str]) -> None:
     for name, count in Counter(names).items():
         if not name.strip():
             raise ConfigError("a model's name is empty; give it one with --served-model-name.")
+        if not name.isprintable():
+            raise ConfigError(
+                f"the name {name!a} has characters that cannot be shown; give the model "
+                "another with --served-model-name."
+            )
         if count > 1:
             raise ConfigError(
                 f"two models would be served as {name!r}; tell them apart with "
