@@ -139,7 +139,9 @@ def engine_of(port: int) -> tuple[str, int]:
     """Socket path and pid of a daemon's only engine, once it is ready."""
 
     def ready() -> tuple[str, int] | None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=START_DEADLINE_S) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/status", timeout=START_DEADLINE_S
+        ) as answer:
             (model,) = json.load(answer)["models"]
         return (model["socket"], model["pid"]) if model["state"] == "ready" else None
 

@@ -1,5 +1,6 @@
 """config show and import: values with their origins, secrets hidden, llama-swap carried over."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 import yaml
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.commands.config import HIDDEN, show_lines, shown_settings
+from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands.config import HIDDEN, run, show_lines, shown_settings
 from mlx_isolate_supervisor.settings.file import parse_file
 from mlx_isolate_supervisor.settings.layers import Layers, Machine, Resolved, resolve
 from mlx_isolate_supervisor.settings.llama_swap import import_llama_swap
+from mlx_isolate_supervisor.settings.mistakes import find_mistakes
 from mlx_isolate_supervisor.settings.page import document, schema
 from mlx_isolate_supervisor.settings.yaml_text import parse_yaml
 
@@ -99,8 +102,8 @@ def test_a_llama_swap_file_is_carried_over_and_the_rest_is_named(tmp_path: Path)
         "models": {
             "qwen": {
                 "path": "mlx-community/Qwen3-4B-4bit",
-                "max_tokens": "2048",
-                "temp": "0.6",
+                "max_tokens": 2048,
+                "temp": 0.6,
                 "trust_remote_code": True,
                 "aliases": ["q"],
                 "ttl": 300,
@@ -148,3 +151,65 @@ def test_the_example_of_the_page_is_a_right_configuration() -> None:
     layer = parse_file(parse_yaml(example, "page"), Path("/page"), {"MY_KEY": "k"})
     assert [model.id for model in layer.models] == ["small", "big"]
     assert layer.values["--api-key"] == ["k"]
+
+
+MISTAKEN = """
+queue_timeout: soon
+prot: 8081
+macros: {size: big}
+models:
+  a: {path: o/a, temp: hot, tll: 5}
+  b: {path: o/b, max_tokens: "${size}", aliases: [a]}
+  c: 7
+groups:
+  g: {members: [a, nobody], swop: true}
+hooks: {on_startup: {preload: [ghost]}}
+"""
+
+
+def test_check_tells_all_mistakes_at_once_and_each_one_once() -> None:
+    content = parse_yaml(MISTAKEN, "c.yaml")
+    found = find_mistakes(content, Path("c.yaml"), {}, MACHINE)
+    told = "\n".join(found)
+    for part in (
+        "'soon'",
+        "'prot'; did you mean 'port'?",
+        "'hot'",
+        "'tll'",
+        "'big'",
+        "'a'",
+        "models.c must be a mapping",
+        "'nobody'",
+        "'swop'",
+        "'ghost'",
+    ):
+        assert part in told, (part, found)
+    assert len(found) == len(set(found)) == 10
+
+
+def test_check_has_nothing_to_say_of_a_file_that_can_be_served() -> None:
+    assert find_mistakes(parse_yaml(FILE, "c.yaml"), Path("c.yaml"), {}, MACHINE) == []
+
+
+def test_check_says_each_mistake_on_a_line_and_exits_with_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(MISTAKEN)
+    assert run(argparse.Namespace(verb="check", file=str(path))) == exit_codes.USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 10
+    for line in told.err.splitlines():
+        assert line.startswith("mlx-isolate: ") and str(path) in line
+
+
+def test_an_import_writes_numbers_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "swap.yaml"
+    path.write_text(
+        "models: {m: {cmd: 'mlx_lm.server --model o/m --max-tokens 2048 --temp 0.60 --top-p 0.9'}}"
+    )
+    text = import_llama_swap(path, {}).text
+    assert "max_tokens: 2048\n" in text
+    assert "top_p: 0.9\n" in text
+    assert "temp: '0.60'" in text

@@ -13,6 +13,7 @@ from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
 from mlx_isolate_supervisor.commands.tables import table
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
 from mlx_isolate_supervisor.settings.layers import Resolved
 
@@ -64,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(file: str) -> int:
+    mistakes = _mistakes(Path(file).expanduser())
+    for sentence in mistakes:
+        print(f"mlx-isolate: {harmless(sentence)}", file=sys.stderr)
+    if mistakes:
+        return exit_codes.USAGE
     args = argparse.Namespace(models=[], more_models=[], served_names=[], **{"--config": file})
     resolved = serve.settings_of(args)
     for model in resolved.settings.models:
@@ -72,6 +78,13 @@ def _check(file: str) -> int:
     names = ", ".join(model.id for model in resolved.settings.models)
     print(f"{file} can be served; models: {names}")
     return exit_codes.OK
+
+
+def _mistakes(path: Path) -> list[str]:
+    from mlx_isolate_supervisor.settings.mistakes import find_mistakes
+    from mlx_isolate_supervisor.settings.yaml_text import read_yaml
+
+    return find_mistakes(read_yaml(path), path, os.environ, serve.this_machine())
 
 
 def _show(resolved: Resolved, *, as_json: bool) -> int:

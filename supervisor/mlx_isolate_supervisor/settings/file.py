@@ -66,8 +66,7 @@ def read_file(path: Path, environment: Mapping[str, str]) -> FileLayer:
     Raises:
         ConfigError: it cannot be read, or as `parse_file`.
     """
-    content = read_yaml(path)
-    return parse_file(content, path, environment)
+    return parse_file(read_yaml(path), path, environment)
 
 
 def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:

@@ -128,6 +128,18 @@ def _server_arguments(words: list[str]) -> list[str] | None:
     return None
 
 
+def _scalar(text: str) -> str | int | float:
+    """A number where that is all the text says, so that it stands in the file without quotes."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if str(number) == text:
+            return number
+    return text
+
+
 def _read_arguments(
     arguments: list[str], model: dict[str, Any], place: str, remarks: list[str]
 ) -> None:
@@ -144,7 +156,7 @@ def _read_arguments(
         if name == "--model":
             model["path"] = value
         elif name in keys:
-            model[keys[name]] = True if BY_NAME[name].is_switch else value
+            model[keys[name]] = True if BY_NAME[name].is_switch else _scalar(value)
         elif name == "--prompt-cache-bytes":
             remarks.append(f"{place}: {name} is one figure for all models now; set it at the top")
         elif name not in _OBSOLETE_FLAGS:
