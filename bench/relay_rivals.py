@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from tests.waiting import wait_for
 
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
 
 NGINX_CONFIG = """
 daemon off;

@@ -4,6 +4,7 @@ Importing this module costs 60 ms, so it is imported at the first scrape.
 """
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -77,7 +78,7 @@ class _Families(Collector):
         self._models = status.models[:MODEL_LABELS_MAX]
 
     def collect(self) -> Iterable[Metric]:
-        """In the order of docs/metrics.md."""
+        """In the order of docs/observability.md."""
         yield from self._requests()
         yield from self._times()
         yield from self._relay()
@@ -150,6 +151,9 @@ class _Families(Collector):
         restarts = _counter("engine_restarts", "Respawns nobody asked for.", "model", "cause")
         load = _gauge("engine_load_seconds", "Load time of the running engine.", "model")
         memory = _gauge("engine_memory_bytes", "Memory of the engine process.", "model")
+        claimed = _gauge(
+            "engine_memory_claimed_bytes", "Memory that a model was given room for.", "model"
+        )
         mlx = _gauge("engine_mlx_memory_bytes", "Memory as MLX counts it.", "model", "kind")
         for model in self._models:
             for name in STATES:
@@ -161,11 +165,13 @@ class _Families(Collector):
                 load.add_metric([model.id], model.load_s)
             if model.memory_bytes is not None:
                 memory.add_metric([model.id], model.memory_bytes)
+            if model.claimed_bytes is not None:
+                claimed.add_metric([model.id], model.claimed_bytes)
             if (seen := model.progress) is not None:
                 mlx.add_metric([model.id, "active"], seen.mlx_active_bytes)
                 mlx.add_metric([model.id, "peak"], seen.mlx_peak_bytes)
                 mlx.add_metric([model.id, "cache"], seen.mlx_cache_bytes)
-        yield from (state, number, restarts, load, memory, mlx)
+        yield from (state, number, restarts, load, memory, claimed, mlx)
 
     def _engine_counters(self) -> Iterator[Metric]:
         served = {model.id for model in self._models}
@@ -205,6 +211,12 @@ class _Families(Collector):
 
     def _supervisor(self) -> Iterator[Metric]:
         own = self._status.supervisor
+        budget = inf if own.memory_budget_bytes is None else own.memory_budget_bytes
+        yield _single("memory_budget_bytes", "Memory that all engines may hold.", budget)
+        yield _single(
+            "memory_claimed_bytes", "Memory that models hold or were given room for.",
+            own.memory_claimed_bytes,
+        )  # fmt: skip
         yield _single("supervisor_memory_bytes", "Memory of the supervisor.", own.memory_bytes)
         yield _single("supervisor_uptime_seconds", "Age of the supervisor.", own.uptime_s)
         lag = HistogramMetricFamily(

@@ -57,6 +57,9 @@ class History:
             while len(self._samples) >= MODELS_MAX:
                 del self._samples[next(iter(self._samples))]
             ring = self._samples[model] = deque(maxlen=SAMPLES_MAX)
+        # The clock was set back: what lies ahead of it now would be told as newer for as long.
+        while ring and ring[-1][0] > sample.time:
+            ring.pop()
         ring.append((sample.time, msgspec.json.encode(sample)))
 
     def retain(self, models: set[str]) -> None:
@@ -64,8 +67,13 @@ class History:
         for gone in self._samples.keys() - models:
             del self._samples[gone]
 
-    def encode(self, since: float = 0.0) -> bytes:
-        """JSON: {"interval_s", "fields", "models": {name: [samples with time > since]}}."""
+    def encode(self, since: float, now: float) -> bytes:
+        """JSON: {"now", "interval_s", "fields", "models": {name: [samples with time > since]}}.
+
+        Args:
+            since: seconds since the epoch, as is `now`.
+            now: told along, so that a reader with another clock can place the samples.
+        """
         models = b",".join(
             msgspec.json.encode(name)
             + b":["
@@ -74,4 +82,9 @@ class History:
             for name, ring in self._samples.items()
         )
         fields = msgspec.json.encode(FIELDS)
-        return b'{"interval_s":%g,"fields":%s,"models":{%s}}' % (SAMPLE_INTERVAL_S, fields, models)
+        return b'{"now":%.3f,"interval_s":%g,"fields":%s,"models":{%s}}' % (
+            now,
+            SAMPLE_INTERVAL_S,
+            fields,
+            models,
+        )

@@ -522,7 +522,7 @@ def _room_reason(make_error: Callable[[], CapacityError] | None) -> str:
 
 def _level_of(moved: Transition) -> int:
     """How loud a step is told: what serves nobody any more, and what nobody asked for, stand out."""
-    if moved.after == State.FAILED and moved.before != State.FAILED:
+    if moved.after == "failed" and moved.before != "failed":
         return logging.ERROR
     return logging.WARNING if moved.event in UNASKED else logging.INFO
 

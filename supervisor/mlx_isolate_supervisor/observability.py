@@ -40,6 +40,7 @@ class Observability:
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
+        self.clock = clock
         self.status = status
         self._models = models
         self.events = EventHub(clock)

@@ -140,6 +140,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor process itself, its spare engines, and the room for all models.
 
     Attributes:
+        time: of this snapshot, seconds since the epoch; what else is told as such is on this clock.
         memory_budget_bytes: memory that all engines may hold; None = unlimited.
         memory_claimed_bytes: what they hold or were given room for.
         models_max: models loaded at a time; 0 = any number.
@@ -151,6 +152,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_kind: MemoryKind
     run_dir: str
+    time: float = 0.0
     standbys: tuple[StandbyStatus, ...] = ()
     memory_budget_bytes: int | None = None
     memory_claimed_bytes: int = 0

@@ -87,7 +87,7 @@ class _Endpoints:
         """The charts' samples with a time above `?since=` (seconds since the epoch)."""
         since = request.query.get("since", "0")
         try:
-            body = self._watch.history.encode(float(since))
+            body = self._watch.history.encode(float(since), self._watch.clock.wall())
         except ValueError:
             raise RequestError("since is a time in seconds.", param="since") from None
         return _json(body)

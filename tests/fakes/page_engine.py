@@ -7,6 +7,8 @@ Run as an engine is. The first word of the last user message chooses the script:
 - `think`: reasons, then answers
 - `tool`: calls `get_weather`; the turn after the tool's result repeats that result
 - `markup`: text full of Markdown and of HTML that must stay text
+- `hostile`: links, HTML and control characters that would do something if they were obeyed
+- `huge`: one token of a megabyte that is slow to take for Markdown
 - `crash`: ends the process before the first token
 """
 
@@ -50,6 +52,22 @@ print("<b>not bold</b>")
 <script>window.pwned = true</script> <img src=x onerror="window.pwned = true">
 """
 
+HOSTILE = """[a](javascript:window.pwned=1) [b](data:text/html,<script>window.pwned=1</script>)
+<javascript:window.pwned=1> ![x](https://evil.invalid/pixel.png) [c](https://evil.invalid/"onclick=1)
+<iframe src="https://evil.invalid"></iframe><svg onload="window.pwned=1"><style>*{display:none}</style>
+\x1b[31mred\x1b[0m \x07 \u202etxt.exe </div></article></body> {{constructor}}
+
+```html"><img src=x onerror="window.pwned=1">
+</code></pre><img src=x onerror="window.pwned=1">
+```
+
+| <img src=x onerror="window.pwned=1"> | b |
+| --- | --- |
+| <b>x</b> | y |
+"""
+# Runs of backticks of ever new lengths, none of which is closed.
+HUGE = " ".join("`" * length for length in range(1, 1450))
+
 
 def deltas(messages: tuple[dict[str, Any], ...], is_continued: bool) -> Iterator[Event]:
     """The answer to a conversation."""
@@ -70,6 +88,10 @@ def deltas(messages: tuple[dict[str, Any], ...], is_continued: bool) -> Iterator
         yield ToolCallDelta(index=0, arguments='"Paris"}')
     elif script == "markup":
         yield from words(MARKUP)
+    elif script == "hostile":
+        yield from words(HOSTILE)
+    elif script == "huge":
+        yield ContentDelta(text=HUGE)
     elif script == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     else:

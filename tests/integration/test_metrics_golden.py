@@ -34,6 +34,7 @@ class Harness:
         self.codes: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self.scrapes: list[Scrape] = []
         self._lock = threading.Lock()
 
     def note(self, model: str, outcome: str, code: str | None = None) -> None:
@@ -79,6 +80,9 @@ class Harness:
         """The number-th request of the mix."""
         if number % KILL_EVERY == KILL_EVERY - 1:
             self.stream("victim", chunks=5, after=2, die="SIGKILL")
+            scrape = Scrape(self.daemon)
+            with self._lock:
+                self.scrapes.append(scrape)
         elif number % 8 == 0:
             self.stream("victim", chunks=4)
         elif number % 8 == 1:
@@ -250,6 +254,17 @@ def test_every_documented_metric_is_there_and_no_other(measured: Measured) -> No
         assert family.type == kind, name
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == labels, name
+
+
+def test_a_scrape_beside_a_kill_is_whole(measured: Measured) -> None:
+    harness, _, after = measured
+    assert len(harness.scrapes) == REQUESTS // KILL_EVERY
+    for scrape in harness.scrapes:
+        assert after.families.keys() - scrape.families.keys() <= SOMETIMES
+        assert scrape.value("mlx_isolate_engine_state", model="victim") == 1
+        for sample in scrape.samples():
+            if sample.name.endswith(("_total", "_count", "_bucket")):
+                assert sample.value <= after.value(sample.name, **sample.labels), sample
 
 
 def test_counters_never_fall_and_no_label_grows_with_requests(measured: Measured) -> None:

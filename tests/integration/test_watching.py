@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.running_daemon import RunningDaemon, fake_model, read_until
+from mlx_isolate_supervisor.relay.target import WORK_PATHS
+from tests.running_daemon import ROOT, RunningDaemon, fake_model, read_until
 from tests.waiting import wait_for
 
 
@@ -219,18 +220,36 @@ def test_browser_at_the_root_is_sent_to_the_page(daemon: RunningDaemon) -> None:
     assert daemon.ask("GET", "/").json()["name"] == "mlx-isolate"
 
 
-CONTROLS = ("/drill/kill", "/models/unload", "/v1/requests/x/cancel")
+def changing_endpoints() -> set[tuple[str, str]]:
+    """Method and path of every endpoint that may change something, out of the sources."""
+    found = {("POST", path) for path in (*WORK_PATHS, "/chat/completions")}
+    found |= {("GET", "/unload"), ("POST", "/upstream/m/x")}
+    for source in (ROOT / "supervisor/mlx_isolate_supervisor").rglob("*.py"):
+        text = source.read_text()
+        added = re.findall(r"add_(post|put|delete|patch)\(\s*f?\"([^\"]+)\"", text)
+        added += [("post", path) for path in re.findall(r"\bpost\(\s*f?\"(/[^\"]+)\"", text)]
+        found |= {(method.upper(), re.sub(r"\{\w+\}", "x", path)) for method, path in added}
+    return found
 
 
-@pytest.mark.parametrize("path", CONTROLS)
-def test_control_from_another_site_is_refused(daemon: RunningDaemon, path: str) -> None:
-    pid = daemon.status()["models"][0]["pid"]
-    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
-    connection = daemon.connect()
-    connection.request("POST", path, '{"model": "m"}', headers)
-    assert connection.getresponse().status == 403
-    connection.close()
-    assert daemon.status()["models"][0]["pid"] == pid
+def test_every_changing_endpoint_refuses_calls_from_another_site(daemon: RunningDaemon) -> None:
+    endpoints = changing_endpoints()
+    for known in ("/drill/kill", "/v1/requests/x/cancel", "/admin/cache/flush", "/v1/cache"):
+        assert known in {path for _, path in endpoints}, known
+    assert len(endpoints) >= 15
+    before = daemon.status()["models"]
+    # A browser names the origin with whatever is no GET, and the relation of sites with a GET.
+    foreign = ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"})
+    blind = ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"})
+    for method, path in sorted(endpoints):
+        for headers in blind if method == "GET" else foreign:
+            connection = daemon.connect()
+            kind = {"Content-Type": "text/plain"}
+            connection.request(method, path, '{"model": "m"}', {**kind, **headers})
+            assert connection.getresponse().status == 403, (method, path, headers)
+            connection.close()
+    for old, new in zip(before, daemon.status()["models"], strict=True):
+        assert (old["pid"], old["state"]) == (new["pid"], new["state"])
 
 
 def test_with_a_key_only_the_files_of_the_page_are_open(tmp_path: Path) -> None:

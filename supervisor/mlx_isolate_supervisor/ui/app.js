@@ -60,10 +60,17 @@ function showConnection({ state, detail, retryAt, statusAt }) {
 }
 
 function showSupervisor({ supervisor }) {
-  setText(
-    byId("supervisor-line"),
-    `supervisor ${supervisor.version} · pid ${supervisor.pid} · up ${seconds(Math.floor(supervisor.uptime_s))} · ${bytes(supervisor.memory_bytes)}`,
-  );
+  const parts = [
+    `supervisor ${supervisor.version}`,
+    `pid ${supervisor.pid}`,
+    `up ${seconds(Math.floor(supervisor.uptime_s))}`,
+    bytes(supervisor.memory_bytes),
+  ];
+  if (supervisor.memory_budget_bytes)
+    parts.push(
+      `engines: ${bytes(supervisor.memory_claimed_bytes)} of ${bytes(supervisor.memory_budget_bytes)} reserved`,
+    );
+  setText(byId("supervisor-line"), parts.join(" · "));
 }
 
 let asking = false;

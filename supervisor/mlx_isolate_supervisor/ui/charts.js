@@ -14,7 +14,7 @@ const WINDOWS = [
 export const SERIES = 8;
 
 const CHARTS = [
-  { id: "tokens", title: "Tokens per second", field: "tokens_per_s", show: rate },
+  { id: "tokens", title: "Tokens per second", field: "tokens_per_s", show: rate, least: 1 },
   { id: "ttft", title: "Time to first token", field: "ttft_s", show: seconds, dots: true },
   { id: "memory", title: "Engine memory", field: "footprint_bytes", show: bytes },
   { id: "restarts", title: "Restarts", field: "restarts", show: count, steps: true, least: 1 },
@@ -173,7 +173,7 @@ export class Charts {
     );
     byId("chart-window").append(...this.choices);
     live.addEventListener("history", () => this.draw());
-    live.addEventListener("events", () => this.draw());
+    live.addEventListener("events", ({ detail }) => detail.some(isCrash) && this.draw());
     new ResizeObserver(() => this.draw()).observe(byId("charts"));
   }
 
@@ -193,7 +193,7 @@ export class Charts {
 
   draw() {
     if (document.hidden || !byId("charts").clientWidth) return;
-    const to = Date.now() / 1000;
+    const to = this.live.now();
     const models = [...this.live.history].map(([name, samples]) => ({
       name,
       samples,

@@ -132,15 +132,23 @@ export class Chat {
     this.history.value = this.store.current.id;
   }
 
+  /** Stop a running answer and keep what came, before another conversation takes its place. */
+  leave() {
+    if (!this.running) return;
+    this.running.state = "stopped";
+    this.store.save();
+    this.abort.abort();
+  }
+
   startNew() {
-    this.abort?.abort();
+    this.leave();
     this.store.start();
     this.showConversation();
     this.input.focus();
   }
 
   switchTo(id) {
-    this.abort?.abort();
+    this.leave();
     this.store.choose(id);
     this.showConversation();
   }

@@ -66,7 +66,7 @@ export class ChatEngine {
 
   show() {
     const { text, model } = this.state();
-    setText(this.text, model?.pid ? `${text} · pid ${model.pid} · #${model.incarnation}` : text);
+    setText(this.text, model?.pid ? `${text} · #${model.incarnation} · pid ${model.pid}` : text);
     setAttribute(this.killButton, "disabled", !model?.pid);
     this.changed();
   }

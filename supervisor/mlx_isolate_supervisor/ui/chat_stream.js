@@ -3,6 +3,8 @@
 import { ApiError, ask, serverEvents } from "./api.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+// Tool calls of one answer; a list with holes up to a wild index would fill the memory.
+const CALLS_MAX = 128;
 const EMPTY = { content: "", reasoning: "", calls: [] };
 
 /** A new assistant message, before its first token. */
@@ -57,7 +59,9 @@ export function requestBody(messages, settings, goOn) {
 
 function addCalls(message, deltas) {
   for (const delta of deltas) {
-    const call = (message.calls[delta.index ?? 0] ??= { id: "", name: "", arguments: "" });
+    const index = delta.index ?? 0;
+    if (!Number.isInteger(index) || index < 0 || index >= CALLS_MAX) continue;
+    const call = (message.calls[index] ??= { id: "", name: "", arguments: "" });
     if (delta.id) call.id = delta.id;
     if (delta.function?.name) call.name += delta.function.name;
     if (delta.function?.arguments) call.arguments += delta.function.arguments;

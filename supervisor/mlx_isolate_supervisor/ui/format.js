@@ -27,7 +27,8 @@ export function rate(value) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value < 9.95 ? value.toFixed(1) : value.toFixed(0)} s`;
+  if (value < 60)
+    return `${value < 9.95 && !Number.isInteger(value) ? value.toFixed(1) : value.toFixed(0)} s`;
   if (value < 3600) return pair(value, 60, "min", "s");
   if (value < 86400) return pair(value / 60, 60, "h", "min");
   return pair(value / 3600, 24, "d", "h");
@@ -39,7 +40,7 @@ function pair(value, per, large, small) {
   return `${Math.floor(rounded / per)} ${large}` + (rest ? ` ${rest} ${small}` : "");
 }
 
-export function age(at, now = Date.now() / 1000) {
+export function age(at, now) {
   const passed = Math.max(0, now - at);
   return passed < 2 ? "just now" : `${seconds(Math.floor(passed))} ago`;
 }

@@ -11,6 +11,7 @@ const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000];
 // network stack believes (a laptop that slept).
 const SILENT_MS = 40000;
 const EVENTS_MAX = 1200;
+const FLUSH_MS = 50;
 // A tab that is hidden for longer lets its stream go.
 const HIDDEN_STREAM_MS = 10000;
 
@@ -27,6 +28,8 @@ export class Live extends EventTarget {
     this.epoch = null;
     this.failures = 0;
     this.newestSample = 0;
+    // The server's clock less this one, seconds: times that the server tells are on its clock.
+    this.skew = 0;
     this.wake = () => {};
     this.heard = Date.now();
   }
@@ -41,6 +44,11 @@ export class Live extends EventTarget {
     // A page in the back/forward cache would hold its connection for as long as it is there.
     window.addEventListener("pagehide", () => this.suspend());
     window.addEventListener("pageshow", (event) => event.persisted && this.resume());
+  }
+
+  /** Seconds since the epoch by the server's clock. */
+  now() {
+    return Date.now() / 1000 + this.skew;
   }
 
   /** A browser has six connections to a server for all its tabs: hidden ones give theirs back. */
@@ -78,6 +86,8 @@ export class Live extends EventTarget {
 
   check() {
     const now = Date.now();
+    // A clock that was set back would hide a dead stream for as long.
+    this.heard = Math.min(this.heard, now);
     if (this.connection.state === "live" && now - this.heard > SILENT_MS) this.reconnect();
     if (this.connection.state === "offline") this.announce("offline");
   }
@@ -130,7 +140,10 @@ export class Live extends EventTarget {
 
   async read(response) {
     let batch = [];
+    let timer = null;
     const flush = () => {
+      clearTimeout(timer);
+      timer = null;
       if (!batch.length) return;
       const fresh = batch;
       batch = [];
@@ -138,23 +151,28 @@ export class Live extends EventTarget {
       this.dispatchEvent(new CustomEvent("events", { detail: fresh }));
       if (fresh.some((event) => event.kind.startsWith("engine."))) this.refresh();
     };
-    let timer = null;
     for await (const message of serverEvents(response)) {
       this.heard = Date.now();
       if (message.comment !== undefined) continue;
       const data = JSON.parse(message.data);
       if (message.event === "hello") {
         if (this.epoch && this.epoch !== data.epoch)
-          batch.push(note("page.restarted", "The supervisor was started again."));
+          batch.push(note("page.restarted", "The supervisor was started again.", this.now()));
         this.epoch = data.epoch;
       } else if (message.event === "gap") {
-        batch.push(note("page.gap", `${data.missed} events were missed while this page was away.`));
+        batch.push(
+          note(
+            "page.gap",
+            `${data.missed} events were missed while this page was away.`,
+            this.now(),
+          ),
+        );
       } else {
         this.lastId = message.id ?? this.lastId;
         batch.push(data);
       }
-      clearTimeout(timer);
-      timer = setTimeout(flush, 30);
+      // Not put off by more events: a stream that never pauses is shown all the same.
+      timer ??= setTimeout(flush, FLUSH_MS);
     }
     flush();
   }
@@ -169,6 +187,7 @@ export class Live extends EventTarget {
       const status = await getJson("status");
       this.status = status;
       this.statusAt = Date.now();
+      this.skew = status.supervisor.time - this.statusAt / 1000;
       this.dispatchEvent(new CustomEvent("status", { detail: status }));
     } catch {
       // The event stream notices by itself; what is shown stays, marked with its age.
@@ -199,8 +218,14 @@ export class Live extends EventTarget {
 
   async fetchHistory() {
     try {
-      const { fields, models } = await getJson(`history?since=${this.newestSample}`);
-      const oldest = Date.now() / 1000 - HISTORY_KEPT_S;
+      const { now, fields, models } = await getJson(`history?since=${this.newestSample}`);
+      if (now < this.newestSample) {
+        // The server's clock was set back, and it has forgotten what lies ahead of it now.
+        this.newestSample = 0;
+        this.history.clear();
+        return;
+      }
+      const oldest = now - HISTORY_KEPT_S;
       for (const [model, rows] of Object.entries(models)) {
         const samples = rows.map((row) =>
           Object.fromEntries(fields.map((field, i) => [field, row[i]])),
@@ -216,6 +241,6 @@ export class Live extends EventTarget {
   }
 }
 
-function note(kind, reason) {
-  return { kind, reason, time: Date.now() / 1000, model: null, id: null };
+function note(kind, reason, time) {
+  return { kind, reason, time, model: null, id: null };
 }

@@ -62,7 +62,7 @@ export class Logs {
     for (let failures = 0; !signal.aborted; failures += 1) {
       try {
         const model = this.form.elements.model.value;
-        const path = model ? `logs/stream/${encodeURI(model)}` : "logs/stream";
+        const path = model ? `logs/stream/${model.split("/").map(encodeURIComponent).join("/")}` : "logs/stream";
         const response = await ask(`${path}?lines=${LINES_MAX}`, { signal });
         this.clear();
         failures = 0;

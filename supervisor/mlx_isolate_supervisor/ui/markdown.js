@@ -14,6 +14,12 @@ const ROW = /^\s*\|.*\|\s*$/;
 const INLINE =
   /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(?=\S)([^*]+?)\*\*|\*(?=[^\s*])([^*\n]+?)\*|\[([^\]\n]{1,300})\]\((https?:\/\/[^\s()]{1,1000})\)/s;
 
+// What a model writes must never freeze the page: a longer block is shown as plain text, and so is
+// all that follows this many blocks. Code is one text anyway.
+const RICH_CHARACTERS_MAX = 20000;
+const BLOCKS_MAX = 2000;
+const DEPTH_MAX = 8;
+
 /** Cut text into blocks {kind, source, …}; an unclosed fence is a code block that is still open. */
 export function blocks(text) {
   const lines = text.split("\n");
@@ -21,7 +27,10 @@ export function blocks(text) {
   let at = 0;
   while (at < lines.length) {
     if (lines[at].trim() === "") at += 1;
-    else {
+    else if (found.length === BLOCKS_MAX) {
+      found.push({ kind: "plain", source: lines.slice(at).join("\n") });
+      break;
+    } else {
       const start = at;
       const block = take(lines, at);
       at = block.next;
@@ -79,7 +88,7 @@ function takeItems(lines, at) {
     const item = ITEM.exec(lines[next]);
     if (item)
       items.push({
-        depth: Math.floor(item[1].replace(/\t/g, "  ").length / 2),
+        depth: Math.min(DEPTH_MAX, Math.floor(item[1].replace(/\t/g, "  ").length / 2)),
         number: item[2],
         text: item[3],
       });
@@ -185,6 +194,8 @@ function table({ lines }) {
 }
 
 function node(block) {
+  if (block.kind !== "code" && block.source.length > RICH_CHARACTERS_MAX)
+    return h("p", { text: block.source });
   switch (block.kind) {
     case "code":
       return codeBlock(block);
@@ -206,6 +217,8 @@ function node(block) {
       return h("blockquote", {}, ...inline(block.lines.map((l) => QUOTE.exec(l)[1]).join("\n")));
     case "table":
       return table(block);
+    case "plain":
+      return h("p", { text: block.source });
     default:
       return h("p", {}, ...inline(block.lines.join("\n")));
   }

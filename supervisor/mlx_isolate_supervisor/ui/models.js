@@ -74,8 +74,9 @@ const ACTIONS = [
   },
 ];
 
-/** State as text, with how far a load has come. */
+/** State as text, with how far a load has come, or what it waits for. */
 export function stateText(model) {
+  if (model.waits_for) return `${model.state} · waits ${model.waits_for}`;
   if (model.state === "starting" && model.loading) {
     const { stage, fraction, detail } = model.loading;
     const share =
@@ -92,9 +93,9 @@ export function stateText(model) {
 }
 
 /** Why the last engine ended, in a few words. */
-export function exitText(exit) {
+export function exitText(exit, now) {
   const how = exit.signal ?? `exit ${exit.code}`;
-  return `engine #${exit.incarnation} ended: ${how} (${exit.cause}) ${age(exit.at)}`;
+  return `engine #${exit.incarnation} ended: ${how} (${exit.cause}) ${age(exit.at, now)}`;
 }
 
 /** Tokens per second over the last seconds, from the engine's counters. */
@@ -187,7 +188,7 @@ class Row {
     setText(this.cells[name].sub, sub);
   }
 
-  update(model, speed, pending) {
+  update(model, speed, pending, now) {
     this.model = model;
     const { facts, progress } = model;
     setText(
@@ -205,14 +206,12 @@ class Row {
     );
     setAttribute(this.element, "data-tone", TONES[model.state] ?? "idle");
     setAttribute(this.element, "data-state", model.state);
-    const since = Date.now() / 1000 - model.since;
+    const since = now - model.since;
     this.put("State", stateText(model), `for ${seconds(Math.max(0, Math.floor(since)))}`);
     this.put(
       "Engine",
-      model.pid === null ? "no process" : `pid ${model.pid}`,
-      model.incarnation
-        ? `incarnation ${model.incarnation}${model.load_s ? ` · ${seconds(model.load_s)} load` : ""}`
-        : "",
+      model.pid === null ? "no process" : `#${model.incarnation} · pid ${model.pid}`,
+      model.load_s ? `loaded in ${seconds(model.load_s)}` : "",
     );
     const causes = Object.entries(model.restarts_by_cause)
       .map(([cause, number]) => `${number} ${cause}`)
@@ -221,7 +220,12 @@ class Row {
     this.put(
       "Memory",
       model.memory_bytes === null ? "–" : bytes(model.memory_bytes),
-      progress?.mlx_active_bytes ? `MLX ${bytes(progress.mlx_active_bytes)}` : "",
+      [
+        progress?.mlx_active_bytes ? `MLX ${bytes(progress.mlx_active_bytes)}` : "",
+        model.claimed_bytes ? `${bytes(model.claimed_bytes)} reserved` : "",
+      ]
+        .filter(Boolean)
+        .join(" · "),
     );
     this.put(
       "Tokens/s",
@@ -234,7 +238,7 @@ class Row {
       model.queued ? `${count(model.queued)} queued` : "0 queued",
     );
     this.putCache(progress?.cache);
-    this.putExit(model);
+    this.putExit(model, now);
     for (const { action, element } of this.buttons) {
       setAttribute(
         element,
@@ -259,11 +263,11 @@ class Row {
     );
   }
 
-  putExit(model) {
+  putExit(model, now) {
     const text = model.failure
       ? model.failure.message
       : model.last_exit
-        ? exitText(model.last_exit)
+        ? exitText(model.last_exit, now)
         : "";
     setText(this.exit, text);
     const tail = model.last_exit?.stderr_tail ?? [];
@@ -323,7 +327,7 @@ export class Models {
         this.rows.set(model.id, row);
         this.table.append(row.element);
       }
-      row.update(model, this.rates.of(model), this.pending);
+      row.update(model, this.rates.of(model), this.pending, this.live.now());
     }
     this.table.hidden = models.length === 0;
     this.empty.hidden = models.length > 0;

@@ -43,8 +43,7 @@ def test_page_shows_models_and_asks_no_other_host(
 ) -> None:
     browser.wait_text(f"{DEMO} .state", "ready")
     shown = browser.text(DEMO)
-    assert f"pid {pid_of(page)}" in shown
-    assert f"incarnation {page.status()['models'][0]['incarnation']}" in shown
+    assert f"#{page.status()['models'][0]['incarnation']} · pid {pid_of(page)}" in shown
     assert "scripted" in shown
     assert "second" in browser.text("#models")
     browser.wait_text("#recent-events", "engine.ready")
@@ -131,6 +130,43 @@ def test_markup_is_rendered_and_html_stays_text(browser: Browser, page: RunningD
     assert "<script>window.pwned = true</script>" in browser.answer().text
     assert not browser.all(".message.assistant img, .message.assistant script")
     assert browser.script("return window.pwned === undefined")
+
+
+def test_hostile_answer_is_shown_and_not_obeyed(
+    browser: Browser, page: RunningDaemon, tmp_path: Path
+) -> None:
+    browser.say("hostile")
+    answer = browser.wait_answer("done", 1)
+    browser.screenshot("hostile", tmp_path)
+    for shown in ("javascript:window.pwned=1", "<svg onload=", "<iframe src=", "{{constructor}}"):
+        assert shown in answer.text
+    targets: list[str] = browser.script(
+        "return [...document.querySelectorAll('.message a')].map((a) => a.getAttribute('href'))"
+    )
+    assert all(target.startswith("https://") for target in targets)
+    odd = ", ".join(f".message {tag}" for tag in ("img", "iframe", "svg", "style", "script"))
+    assert not browser.all(odd)
+    assert browser.script("return window.pwned === undefined")
+    assert browser.one(".composer textarea").is_displayed()
+    assert browser.hosts() == {f"127.0.0.1:{page.port}"}
+    assert browser.console() == []
+
+
+def test_megabyte_in_one_token_does_not_freeze_the_page(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    browser.say("huge")
+    browser.wait_answer("done", 1)
+    spent: float = browser.script(
+        "const [message] = mlxIsolate.chat.store.current.messages.slice(-1);"
+        "const view = mlxIsolate.chat.views.get(message);"
+        "view.text.shownBlocks = []; view.text.replaceChildren();"
+        "const began = performance.now(); view.update(); return performance.now() - began"
+    )
+    assert spent < 1000
+    assert browser.script("return document.querySelector('.message.assistant').innerText.length")
+    assert browser.script("return document.querySelectorAll('.message *').length") < 100
+    browser.press("New conversation")
 
 
 def test_policy_refuses_html_from_a_string(browser: Browser, page: RunningDaemon) -> None:
@@ -280,6 +316,75 @@ def test_page_stays_small_under_a_long_load(browser: Browser, page: RunningDaemo
     assert browser.script("return mlxIsolate.live.events.length") <= PAGE_EVENTS_MAX
     assert nodes() < before * 1.2
     assert browser.console() == []
+
+
+def test_model_says_what_it_waits_for_and_the_head_what_is_reserved(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    browser.wait(
+        lambda: re.search(
+            r"engines: \S+ \S+ of \S+ \S+ reserved", browser.text("#supervisor-line")
+        ),
+        "what is reserved",
+    )
+    assert "reserved" in browser.text(DEMO)
+    browser.script(
+        "const status = structuredClone(mlxIsolate.live.status);"
+        "Object.assign(status.models[0], {state: 'stopped', waits_for: 'until second is idle'});"
+        "mlxIsolate.live.dispatchEvent(new CustomEvent('status', {detail: status}))"
+    )
+    assert browser.text(f"{DEMO} .state") == "stopped · waits until second is idle"
+
+
+def test_times_follow_the_servers_clock(browser: Browser, page: RunningDaemon) -> None:
+    # A browser whose clock is an hour behind, then a server's that was set back.
+    browser.script("const now = Date.now; Date.now = () => now() - 3600000")
+    browser.wait(lambda: browser.script("return mlxIsolate.live.skew > 3590"), "the skew")
+    browser.wait(lambda: browser.all("#chart-memory .series"), "the chart")
+    browser.wait(lambda: " h " not in browser.text(f"{DEMO} .sub"), "times of minutes")
+    browser.script("mlxIsolate.live.newestSample += 7200")
+    browser.wait(
+        lambda: browser.script(
+            "const newest = mlxIsolate.live.newestSample;"
+            "return newest > 0 && newest < mlxIsolate.live.now() + 60"
+        ),
+        "samples again",
+    )
+
+
+def test_events_that_never_pause_are_shown(browser: Browser, page: RunningDaemon) -> None:
+    shown: int = browser.driver.execute_async_script(
+        """
+        const done = arguments[0], live = new mlxIsolate.live.constructor();
+        let id = 0, batches = 0;
+        live.addEventListener("events", () => (batches += 1));
+        const body = new ReadableStream({
+          async pull(controller) {
+            await new Promise((resolve) => setTimeout(resolve, 5));
+            let text = "";
+            for (let i = 0; i < 10; i += 1)
+              text += `id: x-${(id += 1)}\ndata: {"kind":"request.ended","id":"x-${id}"}\n\n`;
+            controller.enqueue(new TextEncoder().encode(text));
+          },
+        });
+        live.read(new Response(body));
+        setTimeout(() => done(live.events.length && batches), 1000);
+        """
+    )
+    assert 5 <= shown <= 25
+
+
+def test_conversation_left_in_mid_answer_keeps_what_came(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    browser.say("count 2000")
+    browser.wait_text(".message.assistant > .text", "20 21 22")
+    browser.press("New conversation")
+    browser.wait(lambda: not browser.all(".message"), "an empty conversation")
+    titles = browser.one("select[aria-label='Conversation']")
+    titles.find_elements("tag name", "option")[-1].click()
+    answer = browser.wait_answer("stopped", 1)
+    assert "1 2 3" in answer.text and "20 21 22" in answer.text
 
 
 def test_buttons_unload_and_load(browser: Browser, page: RunningDaemon) -> None:
