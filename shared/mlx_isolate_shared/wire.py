@@ -5,11 +5,10 @@
 Readers tolerate fields they do not know, so that versions can differ by one.
 """
 
-from typing import Literal
-
 import msgspec
 
 from mlx_isolate_shared.config import EngineSettings
+from mlx_isolate_shared.footprint import MemoryKind
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
@@ -147,7 +146,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     failed: int = 0
     stalled: int = 0
     footprint_bytes: int = 0
-    footprint_kind: Literal["footprint", "pss", "rss"] = "rss"
+    footprint_kind: MemoryKind = "rss"
     mlx_active_bytes: int = 0
     mlx_peak_bytes: int = 0
     mlx_cache_bytes: int = 0

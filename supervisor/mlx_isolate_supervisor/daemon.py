@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.auth import KeyGuard, KeyRing
 from mlx_isolate_supervisor.config import ServeSettings
@@ -39,7 +40,6 @@ from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.status import (
     LoadStep,
-    MemoryKind,
     SlotEvent,
     Status,
     SupervisorStatus,

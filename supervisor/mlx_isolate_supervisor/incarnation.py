@@ -6,13 +6,14 @@ import stat
 
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.errors import EngineError
+from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor import causes, watchdog
 from mlx_isolate_supervisor.admission import SlotLease
 from mlx_isolate_supervisor.memory import footprint
 from mlx_isolate_supervisor.process import EngineProcess, Exit
 from mlx_isolate_supervisor.restart import Ending
 from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.status import LastExit, MemoryKind
+from mlx_isolate_supervisor.status import LastExit
 
 # After a connection broke, the engine's end is awaited for so long before the request is told that
 # only the connection broke.

@@ -252,9 +252,6 @@ TRANSITIONS: dict[State, dict[Event, Cell]] = {
     },
 }
 
-# States in which an engine process exists.
-LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
-
 
 def step(state: State, event: Event) -> Cell:
     """What `event` does in `state`; None means nothing.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mlx_isolate_shared import wire
+from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor import memory
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.logs import log_event
@@ -29,7 +30,7 @@ from mlx_isolate_supervisor.restart import Ending, RestartBudget, after_completi
 from mlx_isolate_supervisor.rundir import RunDirectory
 from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings
 from mlx_isolate_supervisor.standby_plan import Demand, Spare, assign, choose, choose_targets
-from mlx_isolate_supervisor.status import MemoryKind, StandbyStatus
+from mlx_isolate_supervisor.status import StandbyStatus
 
 # What a spare is called before a model takes it.
 STANDBY_ID = "standby"

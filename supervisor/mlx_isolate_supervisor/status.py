@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 
 from mlx_isolate_shared import wire
+from mlx_isolate_shared.footprint import MemoryKind
 
 Desired = Literal["up", "down"]
 State = Literal["stopped", "starting", "ready", "draining", "stopping", "backoff", "failed"]
-MemoryKind = Literal["footprint", "pss", "rss"]
 FailureCause = Literal["circuit_open", "cannot_work"]
 
 

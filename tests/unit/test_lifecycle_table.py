@@ -3,8 +3,10 @@
 import pytest
 
 from mlx_isolate_supervisor import lifecycle
-from mlx_isolate_supervisor.lifecycle import LIVE, TRANSITIONS, Action, Event, State, step
+from mlx_isolate_supervisor.lifecycle import TRANSITIONS, Action, Event, State, step
 
+# States in which an engine process exists.
+LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
 EXITS = (Event.EXITED, Event.LOST, Event.CIRCUIT_OPENED, Event.CANNOT_WORK)
 
 
