@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.completion.events import ContentDelta, Event
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
@@ -136,17 +137,24 @@ class Asked:
 
 
 class SimulatedLane:
-    """A lane without a prompt cache on a simulated device.
+    """A lane on a simulated device.
 
     Args:
         folder: where a tiny model's tokenizer is put.
         speed: of the device.
         rehearsed: whether every shape has been run before, as on a GPU; a number = the seconds given.
+        cached: whether prompts are kept in a cache of their own; without it nothing is.
         settings: the engine's, where they differ from the defaults.
     """
 
     def __init__(
-        self, folder: Path, speed: Speed, *, rehearsed: bool | float = False, **settings: Any
+        self,
+        folder: Path,
+        speed: Speed,
+        *,
+        rehearsed: bool | float = False,
+        cached: bool = False,
+        **settings: Any,
     ) -> None:
         tokenizer = load_tiny(build_model(folder / "model", ModelSpec(kind="full"))).tokenizer
         size = len(tokenizer.get_vocab())
@@ -156,13 +164,14 @@ class SimulatedLane:
         self.model = _Model(speed, self.clock, size)
         self._deliveries = _Deliveries(self.clock)
         empty = make_prompt_cache(self.model)  # pyright: ignore[reportArgumentType]
+        cache = PromptCache(entries_max=100, bytes_max=None) if cached else None
         parts = LaneParts(
             model=self.model,
             draft=None,
             adapters=None,
             family=ModelFamily(tokenizer, size),
             settings=chosen,
-            reuse=PrefixReuse(None, empty, chosen),
+            reuse=PrefixReuse(cache, empty, chosen),
             counters=self.counters,
             deliveries=self._deliveries,
             clock=self.clock,
@@ -173,11 +182,11 @@ class SimulatedLane:
         self.rehearsal = list(self.model.passes)
         self.model.passes.clear()
 
-    def ask(self, tokens: int, max_tokens: int = 4, **fields: Any) -> Asked:
-        """Submit a prompt of so many tokens now; `fields` are further ones of the plan."""
+    def ask(self, tokens: int, max_tokens: int = 4, end: str = "", **fields: Any) -> Asked:
+        """Submit a prompt of so many tokens and of `end` now; `fields` are others of the plan."""
         plan = CompletionPlan(
             request_id="simulated",
-            prompt=PromptPlan(tokens=[LETTER] * tokens),
+            prompt=PromptPlan(tokens=[LETTER] * tokens + [ord(letter) for letter in end]),
             max_tokens=max_tokens,
             sampling=SamplingPlan(),
             text=TextPlan(),

@@ -56,6 +56,18 @@ def test_a_crowd_of_short_prompts_joins_in_one_pass(tmp_path: Path) -> None:
     assert max(each.first_token_s for each in asked) < 0.02
 
 
+def test_long_prompts_of_which_all_but_the_end_is_cached_join_as_the_short_ones_they_are(
+    tmp_path: Path,
+) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, cached=True)
+    lane.finish(lane.ask(5000))
+    lane.model.passes.clear()
+    asked = [lane.ask(5000, end=f"{number} is mine") for number in range(6)]
+    lane.finish(*asked)
+    assert lane.prefills == [(6, 8)]
+    assert max(each.first_token_s for each in asked) < 0.02
+
+
 def test_who_comes_waits_a_moment_for_those_who_are_being_prepared(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
     lane.counters.coming = 2

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -155,6 +155,17 @@ class PromptCache:
         if match is None:
             return self._miss(namespace, key, reason)
         return self._hand_out(match, reason)
+
+    def expect(self, tokens: Sequence[int], namespace: str) -> Callable[[], int]:
+        """Tells at each call how long a prefix a `take` would find in RAM just then; cheap."""
+        key = token_key(tokens)
+
+        def length() -> int:
+            with self._lock:
+                match = self._ram.find(namespace, key, length_max=max(0, len(tokens) - 1))
+            return match.length if match is not None else 0
+
+        return length
 
     def _hand_out(self, match: Match[Entry], reason: str) -> tuple[list[Any], int]:
         entry = match.value

@@ -225,7 +225,7 @@ class ContinuousLane:
             running += 1
         if self._shared:
             self._shared.forget_ended(self._everybody())
-        if not self._waiting or self._company_due_s() > 0:
+        if not self._waiting or running >= self._rows_max or self._company_due_s() > 0:
             return
         for row in self._choose():
             self._counters.active += 1
@@ -257,7 +257,7 @@ class ContinuousLane:
         candidates = self._shared.candidates(mounted, [r for r in running if r.prompt_left > 1])
         waiters = [
             admission.Waiter(
-                tokens=1 if self._shared.has(row) else row.prompt_left,
+                tokens=1 if self._shared.has(row) else row.prompt_left - self._reuse.expect(row),
                 length=row.length,
                 since=row.submitted_at,
             )

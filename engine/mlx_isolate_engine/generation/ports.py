@@ -82,6 +82,10 @@ class PromptCache(Protocol):
         """
         ...
 
+    def expect(self, tokens: Sequence[int], namespace: str) -> Callable[[], int]:
+        """Tells at each call how long a prefix take_stepwise would find in memory just now."""
+        ...
+
     @property
     def last_take(self) -> Taken:
         """About the take that ended last."""

@@ -43,6 +43,17 @@ class PrefixReuse:
         """Whether anything is kept at all."""
         return self._cache is not None
 
+    def expect(self, row: Row) -> int:
+        """Tokens of the row's prompt that need not run, as far as memory knows just now.
+
+        For caches in full precision; others are never asked about ahead.
+        """
+        if self._cache is None:
+            return 0
+        if row.expectation is None:
+            row.expectation = self._cache.expect(row.plan.prompt.tokens, row.plan.namespace)
+        return row.expectation()
+
     def find(self, row: Row) -> Generator[None, None, Found]:
         """The row's cached prefix and its length; yields while it comes from disk."""
         if self._cache is None:

@@ -1,6 +1,7 @@
 """One completion on the generation thread: its text, its figures and how it ends."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mlx_isolate_engine.completion.events import (
@@ -70,6 +71,8 @@ class Row:
         self.uid = -1
         self.reused = 0
         self.taken: Taken | None = None
+        # Tells how much of the prompt the cache would save; set when it is first asked.
+        self.expectation: Callable[[], int] | None = None
         self.prefilled = 0
         self.generated = 0
         self.drafted = 0
