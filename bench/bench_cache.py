@@ -1,7 +1,8 @@
 """How much of a prefill the prompt cache gives back, and what a restore costs.
 
 Legs: cold prefill, RAM hit, SSD hit in the same process (RAM emptied), restart (a new store over
-the same directory, after a flush whose evidence is printed). Rivals in the same run, on the same
+the same directory, after a flush whose evidence is printed); and the first, second and fourth with
+the SSD tier off, so that what it costs and what it saves stand side by side. Rivals in the same run, on the same
 entry: mlx-lm's save_prompt_cache and load_prompt_cache, and a plain sequential read of the file.
 
 Run `python -m bench.bench_cache` (seconds) or with `--real` (a larger model and a long prompt),
@@ -56,6 +57,10 @@ class Bench:
         self.root = root
         self.step_s = 0.0
 
+    def open_off(self) -> PromptCache:
+        """A prompt cache without the SSD tier, as an engine makes it at its start."""
+        return PromptCache(entries_max=9, bytes_max=1 << 36)
+
     def open(self) -> tuple[PromptCache, SsdStore]:
         """A prompt cache over the directory, as an engine makes it at its start."""
         store = SsdStore(self.root, IDENTITY, bytes_max=1 << 40)
@@ -100,7 +105,7 @@ def run(spec: ModelSpec | Path, tokens: int, runs: int) -> dict[str, Any]:
         folder = spec if isinstance(spec, Path) else build_model(place / "model", spec)
         bench = Bench(folder, tokens, place / "cache")
         bench.first_token(None)  # kernels, page faults
-        results = _legs(bench, runs)
+        results = _legs(bench, runs) | _off(bench, runs)
         results |= _rivals(bench, place, runs)
     results["restore_over_cold"] = results["restart_s"] / results["cold_s"]
     results["load_rival_over_ours"] = results["mlx_lm_load_s"] / results["restore_s"]
@@ -153,6 +158,32 @@ def _legs(bench: Bench, runs: int) -> dict[str, Any]:
         "restore_mb_per_s": size / 1e6 / restore_s,
         "flush_evidence": {name: getattr(evidence, name) for name in evidence.__struct_fields__},
     }
+
+
+def _off(bench: Bench, runs: int) -> dict[str, Any]:
+    """Cold, warm and restart without the SSD tier."""
+    found: dict[str, list[float]] = {"cold": [], "warm": [], "restart": []}
+    for _ in range(runs):
+        cache = bench.open_off()
+        seconds, state, _ = bench.first_token(cache)
+        found["cold"].append(seconds)
+        for part in state:
+            part.trim(1)
+        cache.put(bench.prompt[:-1], state, "n", "assistant")
+        found["warm"].append(_hit(bench, cache, "ram"))
+        found["restart"].append(_hit(bench, bench.open_off(), "none"))
+    return {f"off_{name}_s": statistics.median(each) for name, each in found.items()}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Seconds to the first token, and how many entries a restart found: off and on."""
+    entries = results["entries_found_at_start"]
+    rows = [
+        ("", "cold", "warm", "restart", "entries found at the start"),
+        ("off", *(f"{results[f'off_{leg}_s']:.4f}" for leg in ("cold", "warm", "restart")), "0"),
+        ("on", *(f"{results[n]:.4f}" for n in ("cold_s", "ram_hit_s", "restart_s")), str(entries)),
+    ]
+    return "\n".join("  ".join(f"{cell:>10}" for cell in row) for row in rows)
 
 
 def _hit(bench: Bench, cache: PromptCache, tier: str) -> float:
@@ -219,6 +250,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         print(json.dumps(results))
         return
+    print("Seconds to the first token, with the SSD tier")
+    print(table(results), end="\n\n")
     for name, value in results.items():
         print(f"{name:24} {value:.4f}" if isinstance(value, float) else f"{name:24} {value}")
 

@@ -95,7 +95,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt cache figures of both tiers; bytes and counts since the engine's start."""
+    """Prompt cache figures of both tiers; bytes and counts since the engine's start.
+
+    Attributes:
+        restore_choices: how often a stored prefix was restored or run again, by the reason.
+    """
 
     ram_entries: int = 0
     ram_bytes: int = 0
@@ -119,6 +123,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int = 0
     longest_durable_prefix: int = 0
     miss_reasons: dict[str, int] = {}
+    restore_choices: dict[str, int] = {}
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):

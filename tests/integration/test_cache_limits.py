@@ -67,12 +67,16 @@ def size_of(files: list[Path]) -> int:
 
 
 @pytest.mark.case("23")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("filled", "more"), [(10, 20), pytest.param(40, 50, marks=pytest.mark.slow)]
+)
 def test_half_the_cap_holds_from_the_start_and_strangers_stay(
-    full_model: Path, tmp_path: Path, start: Start
+    full_model: Path, tmp_path: Path, start: Start, filled: int, more: int
 ) -> None:
     root, outside = tmp_path / "cache", tmp_path / "outside"
     first = start(full_model, root, prompt_cache_size=50)
-    for number in range(10):
+    for number in range(filled):
         first.ask(f"{number}: tell me", 2)
         first.flush()
     before = own_files(root)
@@ -91,7 +95,7 @@ def test_half_the_cap_holds_from_the_start_and_strangers_stay(
 
     assert ours() <= cap, "from the start on"
     assert newest.exists(), "what was used last survives"
-    for number in range(20):
+    for number in range(more):
         second.ask(f"later {number}: tell me", 2)
         if number % 5 == 4:
             second.flush()

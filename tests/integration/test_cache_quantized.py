@@ -65,6 +65,8 @@ def test_answers_do_not_depend_on_what_was_asked_before(
             cache = PromptCache(entries_max=50, bytes_max=None)
             warm, hits = await answers([*order, *order], cache)
             assert warm == cold
+            figures = cache.figures()
+            assert (figures.hits, figures.hits + figures.misses) == (hits, 2 * len(order))
             assert hits >= len(asked), "no hits, so this proves nothing"
 
     run_async(main())

@@ -4,8 +4,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
+from mlx_isolate_engine.cache import kinds
 from mlx_isolate_engine.cache.kinds import can_cut
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from tests.fakes.toy_caches import CUTTABLE_WHEN_LONG, KINDS, TOKENS, assert_same, feed
@@ -184,3 +186,30 @@ def test_checkpoints_are_wanted_where_cutting_is_not_certain() -> None:
     cache = _cache()
     wanted = {name: cache.wants_checkpoint(make()) for name, make in KINDS.items()}
     assert {name for name, w in wanted.items() if not w} == CUTTABLE_WHEN_LONG
+
+
+# What mlx-lm's module has beside caches of one row, and why it needs no row in the table.
+NO_ROW = {
+    "BatchKVCache": "several rows",
+    "BatchRotatingKVCache": "several rows",
+    "_BaseCache": "has no state of its own",
+    "TokenBuffer": "holds tokens, for logits processors",
+}
+
+
+def test_the_table_names_every_cache_of_the_installed_mlx_lm() -> None:
+    """A new class of mlx-lm must be looked at before anything is cut or stored of it."""
+    base: Any = mlx_cache._BaseCache  # pyright: ignore[reportPrivateUsage]
+    found = {cls for cls in vars(mlx_cache).values() if isinstance(cls, type)}
+    caches = {cls for cls in found if issubclass(cls, base) or hasattr(cls, "update_and_fetch")}
+    assert {cls.__name__ for cls in caches - set(kinds.TABLE)} == set(NO_ROW)
+    assert all(kind.name == cls.__name__ for cls, kind in kinds.TABLE.items())
+
+
+def test_a_subclass_of_a_known_kind_is_unknown() -> None:
+    Newer: Any = type("Newer", (mlx_cache.KVCache,), {})
+    assert kinds.kind_of(Newer()) is kinds.UNKNOWN
+    assert not kinds.can_store([Newer()])
+    assert not kinds.can_cut([Newer()])
+    assert not kinds.allows_draft([Newer()])
+    assert not kinds.allows_kv_bits([Newer()])

@@ -58,6 +58,16 @@ def test_one_restore_is_tried_after_many_refusals() -> None:
     assert taken == [False] * REFUSALS_MAX + [True]
 
 
+def test_choices_are_counted_by_their_reason() -> None:
+    choice = RestoreChoice("auto")
+    choice.choose(tokens_gained=1000, size=1000)
+    choice.note_prefill(1000, 0.001)
+    choice.note_restore(1000, 1.0)
+    choice.choose(tokens_gained=1000, size=10**9)
+    choice.choose(tokens_gained=1000, size=10**9)
+    assert choice.made == {"no_rates_yet": 1, "prefill_cheaper": 2}
+
+
 def test_nothing_is_learnt_from_nothing() -> None:
     choice = RestoreChoice("auto")
     choice.note_restore(0, 1.0)

@@ -5,7 +5,7 @@ Names and order are those of mlx-lm's own flattening, so that its loader finds w
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,13 @@ DTYPES: dict[Any, str] = {
     mx.float32: "F32", mx.uint64: "U64", mx.int64: "I64", mx.complex64: "C64",
 }  # fmt: skip
 _MLX_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+_NUMPY_TYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2",
+    "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "C64": "<c8",
+}  # fmt: skip
+# A smaller tensor is made from a buffer of Python's: an evaluation for each costs more than the
+# copy, and small entries have nothing else.
+SMALL_BYTES = 256 * 1024
 # Bytes handed to one write; between two of them the writer may be asked to pause.
 PIECE_BYTES = 4 * 1024 * 1024
 _ZEROS = memoryview(bytes(PIECE_BYTES))
@@ -158,7 +165,8 @@ class ArrayBuffers:
     """Makes mlx arrays whose bytes are filled from outside.
 
     Where the array's memory can be written to through a buffer (CPU and Metal: unified memory),
-    bytes are read straight into it; elsewhere they are read into one scratch buffer and copied.
+    bytes are read straight into it; elsewhere, and where there are few, they are read into one
+    scratch buffer and copied.
     """
 
     def __init__(self) -> None:
@@ -172,34 +180,46 @@ class ArrayBuffers:
 
     def new(self, dtype: str, shape: tuple[int, ...]) -> "Filling":
         """A zeroed array to be filled through `Filling.view`."""
-        return Filling(dtype, shape, direct=self.direct)
+        is_small = math.prod(shape) * _MLX_DTYPES[dtype].size <= SMALL_BYTES
+        return Filling(dtype, shape, direct=self.direct and not is_small)
 
 
 class Filling:
     """One array being filled; write to `view`, then `finish`."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], *, direct: bool) -> None:
-        self._dtype, self._shape = _MLX_DTYPES[dtype], shape
+        self._dtype = _MLX_DTYPES[dtype]
         self._array: Any = None
-        self._scratch: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        self._scratch: np.ndarray[Any, Any] | None = None
         size = math.prod(shape) * self._dtype.size
-        if direct or size == 0:
+        if size == 0:
+            self._array = mx.zeros(shape, dtype=self._dtype)
+            self.view = memoryview(bytearray())
+        elif direct:
             self._array = mx.zeros(shape, dtype=self._dtype)
             mx.eval(self._array)
-            self.view = _bytes(self._array) if size else memoryview(bytearray())
+            self.view = _bytes(self._array)
         else:
-            self._scratch = np.zeros(size, dtype=np.uint8)
-            self.view = _bytes(self._scratch)
+            self._scratch = np.zeros(shape, dtype=_NUMPY_TYPES[dtype])
+            plain: Any = self._scratch.reshape(-1).view(np.uint8)
+            self.view = memoryview(plain)
 
     def finish(self) -> Any:
-        """The filled array, evaluated; the view is closed."""
+        """The filled array; a small one is yet to be evaluated. The view is closed."""
         self.view.release()
         if self._scratch is None:
             return self._array
-        words = self._scratch.view({1: "u1", 2: "u2", 4: "u4", 8: "u8"}[self._dtype.size])
-        array = mx.array(words).view(self._dtype).reshape(self._shape)
-        mx.eval(array)
+        array = mx.array(self._scratch)
+        if array.dtype != self._dtype:  # numpy has no bfloat16
+            array = array.view(self._dtype)
+        if array.nbytes > SMALL_BYTES:
+            mx.eval(array)  # so that no second buffer waits
         return array
+
+
+def evaluate(arrays: Iterable[Any]) -> None:
+    """Evaluate what is not yet, in one go."""
+    mx.eval(list(arrays))
 
 
 def assemble(

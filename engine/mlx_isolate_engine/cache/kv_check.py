@@ -6,7 +6,14 @@ import zlib
 from pathlib import Path
 
 from mlx_isolate_engine.cache.damage import Damage
-from mlx_isolate_engine.cache.kv_file import Header, TensorInfo, decode_header, header_length
+from mlx_isolate_engine.cache.kv_file import (
+    EntryFacts,
+    Header,
+    TensorInfo,
+    decode_facts,
+    decode_header,
+    header_length,
+)
 
 _SCRATCH_BYTES = 4 * 1024 * 1024
 
@@ -17,16 +24,8 @@ def open_entry(path: Path) -> tuple[int, Header]:
     Raises:
         Damage: nothing stays open.
     """
+    descriptor = _open(path)
     try:
-        # Not blocking: somebody may have put a pipe there, which would hold the opener for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise Damage("vanished") from error
-    except OSError as error:
-        raise Damage("unreadable", error.strerror or "") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Damage("unreadable", "not a regular file")
         header = decode_header(_read_header(descriptor))
         actual = os.fstat(descriptor).st_size
         if actual != header.file_bytes:
@@ -38,6 +37,36 @@ def open_entry(path: Path) -> tuple[int, Header]:
     except Damage:
         os.close(descriptor)
         raise
+
+
+def read_facts(path: Path) -> tuple[EntryFacts, int]:
+    """What a file says about its entry, and its length; see kv_file.decode_facts.
+
+    Raises:
+        Damage: it cannot be used.
+    """
+    descriptor = _open(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        return decode_facts(_read_header(descriptor), size), size
+    except OSError as error:
+        raise Damage("unreadable", error.strerror or "") from error
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        # Not blocking: somebody may have put a pipe there, which would hold the opener for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise Damage("vanished") from error
+    except OSError as error:
+        raise Damage("unreadable", error.strerror or "") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Damage("unreadable", "not a regular file")
+    return descriptor
 
 
 def read_header(path: Path) -> Header:

@@ -10,6 +10,7 @@ import json
 import re
 import struct
 import zlib
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -53,6 +54,8 @@ _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 _decode_place = msgspec.json.Decoder(_Place).decode
 _decode_sums = msgspec.json.Decoder(dict[str, str]).decode
 _decode_names = msgspec.json.Decoder(list[str]).decode
+# How a header fails that is not as it should be.
+_WRONG = (msgspec.DecodeError, ValueError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,8 @@ def encode_header(
 def _metadata(
     facts: EntryFacts, tensors: tuple[TensorInfo, ...], sums: Mapping[str, int]
 ) -> dict[str, str]:
-    tokens = struct.unpack(f">{facts.length}I", facts.key)
+    tokens = array("I", facts.key)
+    tokens.byteswap()
     ours = {
         "version": str(LAYOUT_VERSION),
         "header_sum": "00000000",
@@ -167,7 +171,7 @@ def _metadata(
         "namespace": facts.namespace,
         "fingerprint": facts.fingerprint,
         "tokenizer": facts.tokenizer,
-        "tokens": base64.b64encode(struct.pack(f"<{len(tokens)}I", *tokens)).decode(),
+        "tokens": base64.b64encode(tokens.tobytes()).decode(),
         "kind": facts.kind,
         "cuttable": str(int(facts.cuttable)),
         "created": f"{facts.created:.3f}",
@@ -203,14 +207,8 @@ def decode_header(raw: bytes) -> Header:
     Raises:
         Damage: `length`, `header` or `version`.
     """
-    if header_length(raw) != len(raw):
-        raise Damage("length", "header cut off")
-    _check_sum(raw)
+    document, metadata = _parse(raw)
     try:
-        document = _decode_document(raw[8:])
-        metadata = _decode_metadata(document.pop(_METADATA))
-        if metadata[_OURS + "version"] != str(LAYOUT_VERSION):
-            raise Damage("version", metadata[_OURS + "version"][:20])
         tensors = [_tensor(name, _decode_place(text)) for name, text in document.items()]
         facts = _facts(metadata)
         sums = _decode_sums(metadata[_OURS + "tensor_sums"])
@@ -220,10 +218,53 @@ def decode_header(raw: bytes) -> Header:
             sums={name: int(value, 16) for name, value in sums.items()},
             data_start=len(raw),
         )
-    except (msgspec.DecodeError, ValueError, KeyError, RecursionError, struct.error) as error:
+    except _WRONG as error:
         raise Damage("header", type(error).__name__) from error
     _check_places(header)
     return header
+
+
+def decode_facts(raw: bytes, file_bytes: int) -> EntryFacts:
+    """What a whole header says about its entry; as `decode_header` without a look at each tensor.
+
+    For the scan at a start, of which nothing is believed later.
+
+    Args:
+        file_bytes: length of the file; compared with where the last tensor ends.
+
+    Raises:
+        Damage: `length`, `header` or `version`.
+    """
+    document, metadata = _parse(raw)
+    try:
+        places = list(document.values())
+        end = _decode_place(places[-1]).data_offsets[1] if places else 0
+        facts = _facts(metadata)
+    except _WRONG as error:
+        raise Damage("header", type(error).__name__) from error
+    if len(raw) + end == file_bytes:
+        return facts
+    # Another writer may name the tensors in another order.
+    expected = decode_header(raw).file_bytes
+    if expected != file_bytes:
+        raise Damage("length", f"{file_bytes} bytes of {expected}")
+    return facts
+
+
+def _parse(raw: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, str]]:
+    """Tensors and metadata of a header of this version whose checksum is right."""
+    if header_length(raw) != len(raw):
+        raise Damage("length", "header cut off")
+    _check_sum(raw)
+    try:
+        document = _decode_document(raw[8:])
+        metadata = _decode_metadata(document.pop(_METADATA))
+        version = metadata[_OURS + "version"]
+    except _WRONG as error:
+        raise Damage("header", type(error).__name__) from error
+    if version != str(LAYOUT_VERSION):
+        raise Damage("version", version[:20])
+    return document, metadata
 
 
 def _tensor(name: str, place: _Place) -> TensorInfo:
@@ -252,8 +293,8 @@ def _check_places(header: Header) -> None:
 
 
 def _facts(metadata: Mapping[str, str]) -> EntryFacts:
-    packed = base64.b64decode(metadata[_OURS + "tokens"], validate=True)
-    tokens = struct.unpack(f"<{len(packed) // 4}I", packed)
+    tokens = array("I", base64.b64decode(metadata[_OURS + "tokens"], validate=True))
+    tokens.byteswap()  # little-endian here, big-endian in a key
     classes: list[str] = []
     while (name := metadata.get(f"1.{len(classes)}")) is not None:
         classes.append(name)
@@ -267,7 +308,7 @@ def _facts(metadata: Mapping[str, str]) -> EntryFacts:
         namespace=metadata[_OURS + "namespace"],
         fingerprint=metadata[_OURS + "fingerprint"],
         tokenizer=metadata[_OURS + "tokenizer"],
-        key=struct.pack(f">{len(tokens)}I", *tokens),
+        key=tokens.tobytes(),
         kind=metadata[_OURS + "kind"],
         cuttable=metadata[_OURS + "cuttable"] == "1",
         created=float(metadata[_OURS + "created"]),
@@ -278,3 +319,4 @@ def _facts(metadata: Mapping[str, str]) -> EntryFacts:
 
 
 assert issubclass(binascii.Error, ValueError)  # what decode_header relies on for broken base64
+assert array("I").itemsize == 4

@@ -25,6 +25,9 @@ from mlx_isolate_engine.cache.kv_file import (
     lay_out,
 )
 
+# Above it the pages of a file are worth more to the model than a read ahead to the reader.
+SMALL_FILE_BYTES = 4 * 1024 * 1024
+
 # Asked before every tensor and every piece of one; may block, may raise to give the write up.
 Gate = Callable[[], None]
 
@@ -124,6 +127,7 @@ def read(
         Damage: a tensor cannot be read or does not fit.
     """
     arrays: dict[str, Any] = {}
+    _fetch_small(descriptor, header.file_bytes)
     scalars = {name for name, _ in header.facts.scalars}
     for info in header.tensors:
         try:
@@ -135,9 +139,12 @@ def read(
             raise Damage("unreadable", error.strerror or "") from error
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             raise Damage("structure", f"{info.name}: {type(error).__name__}") from error
-        _forget_pages(descriptor, header.data_start + info.start, info.bytes)
+        if info.bytes > array_codec.SMALL_BYTES:
+            _forget_pages(descriptor, header.data_start + info.start, info.bytes)
         if info.name not in scalars:
             yield
+    array_codec.evaluate(arrays.values())
+    _forget_pages(descriptor, 0, 0)
     return array_codec.assemble(header.facts.classes, header.facts.scalars, arrays)
 
 
@@ -158,6 +165,9 @@ def _read_tensor(
         raise Damage("structure", info.name)
     space = array_codec.capacity(max(rows, room_for))
     filling = buffers.new(info.dtype, (*info.shape[:2], space, *info.shape[3:]))
+    if space == info.shape[2] and rows == header.facts.length:
+        read_all(descriptor, filling.view, at)  # the rows beyond are zeros there, too
+        return filling.finish()
     planes = prod(info.shape[:2])
     stored, made = info.bytes // planes, len(filling.view) // planes
     wanted = stored // info.shape[2] * rows
@@ -166,6 +176,13 @@ def _read_tensor(
         read_all(descriptor, part, at + plane * stored)
         part.release()
     return filling.finish()
+
+
+def _fetch_small(descriptor: int, size: int) -> None:
+    """Have a small file read as a whole: tensor by tensor each would wait for the disk."""
+    if sys.platform == "linux" and size <= SMALL_FILE_BYTES:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_WILLNEED)
 
 
 def _forget_pages(descriptor: int, at: int, length: int) -> None:

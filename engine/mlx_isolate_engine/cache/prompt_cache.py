@@ -130,12 +130,14 @@ class PromptCache:
         *,
         length_min: int = 0,
         length_max: int | None = None,
+        is_last_try: bool = True,
     ) -> Generator[None, None, tuple[list[Any] | None, int]]:
         """As `take`, yielding after every tensor read from disk, for other rows to go on.
 
         Args:
             length_min: a shorter prefix is of no use.
             length_max: a longer one is neither; always below the prompt's length.
+            is_last_try: nothing found is a miss; else the same prompt is looked for elsewhere.
         """
         key = token_key(tokens)
         longest = max(0, len(tokens) - 1)
@@ -153,7 +155,7 @@ class PromptCache:
             if restored is not None:
                 return restored
         if match is None:
-            return self._miss(namespace, key, reason)
+            return self._miss(namespace, key, reason) if is_last_try else (None, 0)
         return self._hand_out(match, reason)
 
     def expect(self, tokens: Sequence[int], namespace: str) -> Callable[[], int]:
@@ -438,6 +440,7 @@ class PromptCache:
             ssd_bytes=stats.bytes,
             ssd_bytes_max=stats.bytes_max,
             restores=self._restores,
+            restore_choices=dict(self._cold.choice.made),
             restore_ms=self._restore_s * 1000,
             restore_bytes_per_s=self._cold.choice.restore_bytes_per_s or 0.0,
             spills=self._spills,

@@ -1,5 +1,6 @@
 """Whether to restore a prefix from disk or to run it through the model again; pure."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,13 +46,18 @@ class _Rate:
 
 
 class RestoreChoice:
-    """Running rates of both ways, and the choice between them."""
+    """Running rates of both ways, and the choice between them.
+
+    Attributes:
+        made: choices so far, by their reason.
+    """
 
     def __init__(self, mode: Mode) -> None:
         self.mode: Mode = mode
         self._restored = _Rate()
         self._prefilled = _Rate()
         self._refusals = 0
+        self.made: Counter[str] = Counter()
 
     @property
     def restore_bytes_per_s(self) -> float | None:
@@ -72,7 +78,12 @@ class RestoreChoice:
         self._prefilled.note(tokens, seconds)
 
     def choose(self, *, tokens_gained: int, size: int) -> Choice:
-        """Restore `size` bytes, or run `tokens_gained` tokens through the model."""
+        """Restore `size` bytes, or run `tokens_gained` tokens through the model; counted in `made`."""
+        choice = self._choose(tokens_gained, size)
+        self.made[choice.reason] += 1
+        return choice
+
+    def _choose(self, tokens_gained: int, size: int) -> Choice:
         if self.mode != "auto":
             return Choice(restore=self.mode == "always", reason=self.mode)
         prefill_tokens_per_s = self.prefill_tokens_per_s

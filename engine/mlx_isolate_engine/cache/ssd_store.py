@@ -22,7 +22,7 @@ from mlx_isolate_engine.cache.cold_tier import ColdStats, Found
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import CacheDirectory
 from mlx_isolate_engine.cache.kinds import stands_for
-from mlx_isolate_engine.cache.kv_file import EntryFacts, Header
+from mlx_isolate_engine.cache.kv_file import EntryFacts
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.snapshot import cut_in_place
 from mlx_isolate_engine.cache.token_index import TokenIndex
@@ -154,7 +154,7 @@ class SsdStore:
         try:
             descriptor, header = kv_check.open_entry(record.path)
             try:
-                self._check_identity(header, record)
+                self._check_identity(header.facts, record)
                 cache = yield from kv_io.read(
                     descriptor,
                     header,
@@ -174,8 +174,7 @@ class SsdStore:
         self.directory.stamp(record.path)
         return cache
 
-    def _check_identity(self, header: Header, record: Record | None) -> None:
-        facts = header.facts
+    def _check_identity(self, facts: EntryFacts, record: Record | None) -> None:
         if (facts.fingerprint, facts.tokenizer) != (
             self.identity.fingerprint,
             self.identity.tokenizer,
@@ -315,16 +314,15 @@ class SsdStore:
 
     def _read_record(self, path: Path) -> None:
         try:
-            header = kv_check.read_header(path)
-            self._check_identity(header, None)
-            if self._folder(header.facts.namespace) != path.parent:
+            facts, size = kv_check.read_facts(path)
+            self._check_identity(facts, None)
+            if self._folder(facts.namespace) != path.parent:
                 raise Damage("fingerprint", "in another namespace's folder")
         except Damage as damage:
             self._reject(path, damage)
             return
-        facts = header.facts
         self._add(Record(
-            path=path, namespace=facts.namespace, key=facts.key, bytes=header.file_bytes,
+            path=path, namespace=facts.namespace, key=facts.key, bytes=size,
             cuttable=facts.cuttable,
         ))  # fmt: skip
 

@@ -6,6 +6,8 @@ import mlx.core as mx
 import psutil
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_isolate_engine.cache.kinds import leaves
+
 # Share of the memory that is free after the load which rows may take; the rest is for the model's
 # own intermediate results, for the prompt cache, and for the padding of a batch that grows.
 KV_SHARE = 0.5
@@ -19,7 +21,7 @@ def padded_tokens_max(model: Any) -> int | None:
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache))
-    token_bytes = sum(_bytes_per_token(part) for part in cache)
+    token_bytes = sum(_bytes_per_token(part) for part in leaves(cache))
     if not token_bytes:
         return None
     return max(1, int(_free_bytes() * KV_SHARE / token_bytes))

@@ -74,11 +74,13 @@ class PromptCache(Protocol):
         *,
         length_min: int = 0,
         length_max: int | None = None,
+        is_last_try: bool = True,
     ) -> Generator[None, None, tuple[list[Any] | None, int]]:
         """The longest usable prefix of `tokens` as a cache of the caller's own, and its length.
 
         Yields while it reads from disk, for others to go on. At least one token is always left to
         run, so the length is below len(tokens). A prefix shorter than length_min is of no use.
+        Where it is not the last try, nothing found is no miss yet.
         """
         ...
 

@@ -68,7 +68,7 @@ class PrefixReuse:
             return (yield from cache.take_stepwise(tokens, namespace))
         begin = self._begins_at(row.plan.prompt)
         found = yield from cache.take_stepwise(
-            tokens, namespace_at(namespace, begin), length_min=begin
+            tokens, namespace_at(namespace, begin), length_min=begin, is_last_try=False
         )
         if found[0] is not None:
             return found
