@@ -26,8 +26,6 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
         own_because: why only a throw-away daemon will do; empty if any daemon will.
         flags: what its throw-away daemon needs.
         models: names under which its throw-away daemon serves its model.
-        leaves_a_mark: the daemon is another one afterwards (crashes are remembered for a minute,
-            and the next respawn pauses): the next drill gets a new throw-away one.
         judges_median: the median of its respawns is promised. That of kill −9 is; other signals
             first let the engine write its stacks.
     """
@@ -38,7 +36,6 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     own_because: str = ""
     flags: tuple[str, ...] = ()
     models: tuple[str, ...] = ONE_MODEL
-    leaves_a_mark: bool = True
     judges_median: bool = False
 
 
@@ -59,7 +56,6 @@ _ALL = (
         run=slow_load,
         own_because="it unloads the model and needs a daemon without standby",
         flags=("--standby", "0"),
-        leaves_a_mark=False,
     ),
     Drill(
         name="crash-loop",
@@ -86,13 +82,11 @@ _ALL = (
         own_because="it needs two models and --models-max 1",
         flags=("--models-max", "1"),
         models=("drill-a", "drill-b"),
-        leaves_a_mark=False,
     ),
     Drill(
         name="reload",
         help="a reload of the model under steady streams",
         run=reload,
-        leaves_a_mark=False,
     ),
     Drill(
         name="disk-full",
@@ -105,13 +99,11 @@ _ALL = (
         name="client-gone",
         help="clients leave in mid-stream",
         run=client_gone,
-        leaves_a_mark=False,
     ),
     Drill(
         name="stalled-client",
         help="a client stops reading for a while",
         run=stalled_client,
-        leaves_a_mark=False,
     ),
 )
 

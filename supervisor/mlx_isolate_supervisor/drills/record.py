@@ -116,10 +116,14 @@ class Record:
             Verdict(promise=error.promise, kept=False, limit=limit, detail=error.detail)
         )
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether no promise has been broken so far."""
+        return all(verdict.kept for verdict in self._verdicts)
+
     def report(self, reason: str | None = None) -> DrillReport:
         """The whole record; with `reason` it was not run."""
-        kept = all(verdict.kept for verdict in self._verdicts)
-        result: Result = "not_run" if reason else "kept" if kept else "broken"
+        result: Result = "not_run" if reason else "kept" if self.is_kept else "broken"
         return DrillReport(
             drill=self._drill,
             number=self._number,

@@ -100,6 +100,19 @@ class Scene:
         if code != 200:
             raise Broken("served", f"{self.model_id} does not load: {_message(answer)}")
 
+    async def pardon(self) -> None:
+        """Let the daemon forget the crashes of this drill: the next respawn is to come at once.
+
+        Raises:
+            Broken: it does not answer.
+        """
+        for model in (await self.status()).models:
+            await self.wait(
+                "served",
+                f"a reset of {model.id}",
+                self.client.post("/models/reset", {"model": model.id}),
+            )
+
     # Looking
 
     async def status(self) -> Status:

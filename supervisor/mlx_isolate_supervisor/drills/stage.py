@@ -43,7 +43,10 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage:
-    """Opens scenes; keeps a throw-away daemon from one drill to the next where that changes nothing.
+    """Opens scenes; keeps a throw-away daemon from one drill to the next that can use the same.
+
+    A daemon that has been through many drills is nearer to life than a new one, and each start of
+    an engine costs seconds. Its memory of crashes is wiped, which would only make the next wait.
 
     Args:
         plan: where drills are done.
@@ -73,11 +76,13 @@ class Stage:
                 scene = Scene(record, client, own, drill.models[0])
                 async with scene.open():
                     yield scene
+                if own.is_running and record.is_kept:
+                    await scene.pardon()
         except BaseException:
             # Nobody knows what it is like now.
             await self.close()
             raise
-        if drill.leaves_a_mark:
+        if not record.is_kept:
             await self.close()
 
     async def close(self) -> None:

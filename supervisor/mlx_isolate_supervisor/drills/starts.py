@@ -13,7 +13,7 @@ from mlx_isolate_supervisor.status import ModelStatus
 # First requests that come at once.
 FIRST_REQUESTS = 16
 # How long the load is held up; far below --start-timeout, far above what a client would guess.
-HELD_S = 4.0
+HELD_S = 2.0
 # Deaths in a row that open the circuit, with their pauses of 0, 0.5, 1, 2 and 4 s.
 DEATHS_MAX = 5
 DEATHS_DEADLINE_S = 300.0
@@ -39,6 +39,7 @@ async def slow_load(scene: Scene) -> None:
     send(engine, signal.SIGSTOP)
     scene.mark(f"engine #{starting.incarnation} (pid {starting.pid}) is stopped in its load")
     try:
+        await scene.until("served", "all of them wait", lambda m: m.queued == FIRST_REQUESTS)
         await asyncio.sleep(HELD_S)
         meanwhile = await scene.model()
     finally:
