@@ -114,6 +114,20 @@ def removed(model: str) -> CapacityError:
     return CapacityError(message, status=503, code="model_removed")
 
 
+def own_fault() -> Failure:
+    """Why a model is FAILED whose engine was lost to a fault of the supervisor's own code."""
+    message = (
+        "the server made a mistake in its own bookkeeping of this model; its log has the details"
+    )
+    return Failure(cause="circuit_open", code="internal_error", message=message)
+
+
+def not_done(model_id: str) -> CapacityError:
+    """503 for whoever asked for what a fault of the supervisor's own code has made impossible."""
+    message = f"the server made a mistake about {model_id}; its log has the details."
+    return CapacityError(message, status=503, code="internal_error", retry_after_s=1.0)
+
+
 def failure_of(
     judgement: Judgement, exit: LastExit, reported: wire.Failed | None
 ) -> Failure | None:

@@ -111,6 +111,15 @@ class Crew:
         if successor is not None:
             self.retirees.terminate(successor)
 
+    def end_all(self) -> None:
+        """Kill whoever still works, where nobody should."""
+        engine, self.engine = self.engine, None
+        successor, self.successor = self.successor, None
+        for one in (engine, successor):
+            if one is not None:
+                self.retirees.terminate(one)
+        self.retirees.kill()
+
     def lose_successor(self, fault: tuple[str, str]) -> None:
         """The successor does not come up: end it."""
         successor, self.successor = self.successor, None
@@ -128,9 +137,9 @@ class Crew:
         """The successor is the engine now; the old one, if it is there, drains and ends."""
         successor, self.successor = self.successor, None
         assert successor is not None
-        if self.engine is not None:
-            self.retirees.drain(self.engine, drain_s)
-        self.engine = successor
+        old, self.engine = self.engine, successor
+        if old is not None:
+            self.retirees.drain(old, drain_s)
         return successor
 
     def signal_engine(self, number: signal.Signals) -> None:

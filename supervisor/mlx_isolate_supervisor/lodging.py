@@ -31,7 +31,7 @@ class Lodging:
 
     Attributes:
         residence: what the residency holds of it.
-        loads: callers that wait until the model is loaded.
+        loads: a token for each caller that waits until the model is loaded.
         was_refused: somebody was refused since the model failed, so a new try is worth room.
         idle_limit_s: idle seconds after which it is unloaded; None = never.
     """
@@ -52,7 +52,7 @@ class Lodging:
         self._has_callers = has_callers
         self._now = context.clock.monotonic
         self.residence = context.residency.enter(self)
-        self.loads = 0
+        self.loads: set[object] = set()
         self.was_refused = False
         self.idle_limit_s: float | None = None
         self._asked_idle_s: float | None = None
@@ -143,7 +143,7 @@ class Lodging:
         return self.residence.claim(
             self._context.need_bytes(spec) if wish is None else wish.need_bytes,
             self._now() if first is None else first.arrived_s,
-            is_urgent=first is not None or self.loads > 0 or self.was_refused,
+            is_urgent=first is not None or bool(self.loads) or self.was_refused,
         )
 
     def has_space_beside(self) -> bool:
@@ -163,11 +163,14 @@ class Lodging:
         self.residence.is_evicting = self.residence.is_granted
         self._machine.want_down(drain_timeout_s, reason)
 
-    def change_loads(self, by: int) -> None:
-        """A caller waits for the load, or does no more."""
-        self.loads += by
-        if by > 0:
-            self.want_up()
+    def begin_load(self, load: object) -> None:
+        """A caller waits for the load, and will say when it does no more."""
+        self.loads.add(load)
+        self.want_up()
+
+    def end_load(self, load: object) -> None:
+        """It waits no more."""
+        self.loads.discard(load)
 
     def note_ready(self) -> None:
         """An engine has become ready."""
@@ -201,6 +204,13 @@ class Lodging:
             # Whoever wanted it has left.
             self.residence.withdraw()
             machine.want_down()
+
+    def mend(self) -> None:
+        """A message has failed half done: a model that serves on is not on its way out."""
+        machine = self._machine
+        if self.residence.is_evicting and machine.state in (State.STARTING, State.READY):
+            self.residence.note_declined()
+        machine.mend(has_wish=self.residence.wish is not None)
 
     def end(self) -> None:
         """The slot is gone for good."""

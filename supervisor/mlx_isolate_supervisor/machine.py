@@ -23,6 +23,7 @@ from mlx_isolate_supervisor.footprints import footprint_key
 from mlx_isolate_supervisor.incarnation import Incarnation
 from mlx_isolate_supervisor.lifecycle import UNASKED, Action, Event, State, step
 from mlx_isolate_supervisor.logs import log_event
+from mlx_isolate_supervisor.mending import PAUSE_S, Condition, Repair, diagnose
 from mlx_isolate_supervisor.model_files import Fingerprint, model_fingerprint
 from mlx_isolate_supervisor.overlap import has_room_for_two
 from mlx_isolate_supervisor.process import EngineProcess, Exit
@@ -84,6 +85,8 @@ class Machine:
         self._try_delay_s = 0.0
         self._failure: Failure | None = None
         self._respawn_cause: str | None = None
+        # Engines lost to faults of our own code since the last completion.
+        self._lost_to_faults = 0
 
     # -- What the slot tells it -------------------------------------------------------------------
 
@@ -110,14 +113,19 @@ class Machine:
             self._apply(event)
 
     def miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
-        """There can be no room (with the reason), or nobody waits for it so urgently."""
+        """There can be no room (with the reason), or nobody waits for it so urgently.
+
+        What is down stays down until it is asked for again, and so does a failed model whose past
+        was forgotten; else that is tried again later, since who asks for it meanwhile is refused.
+        """
         event, self.deferred = self.deferred, None
         if event is None:
             return
         self.room_error = make_error
-        if self.state is State.STOPPED:
+        if self.state is not State.FAILED or event is not Event.BACKOFF_ELAPSED:
             self.wanted = False
             log_event("model.not_loaded", model=self.spec.id, reason=_room_reason(make_error))
+            self._apply(Event.WANT_DOWN, "there is no room to try it again")
         else:
             self.timers.set("try", max(self._try_delay_s, self._settings.restart.half_open_s))
 
@@ -153,6 +161,7 @@ class Machine:
     def note_completion(self, engine: Incarnation) -> None:
         """`engine` completed a completion."""
         engine.completed = True
+        self._lost_to_faults = 0
         self._budget = after_completion(self._budget)
 
     def note_free(self, engine: Incarnation) -> None:
@@ -337,6 +346,84 @@ class Machine:
         self._failure = causes.failure_of(judgement, exit, reported)
         self._apply(judgement.event, exit.reason)
 
+    # -- Mending ----------------------------------------------------------------------------------
+
+    def condition(self, *, has_wish: bool) -> Condition:
+        """What there is of the model; `has_wish`: whether the residency knows of a deferred start."""
+        engine, successor = self.crew.engine, self.crew.successor
+        return Condition(
+            state=self.state,
+            is_wanted=self.wanted,
+            has_engine=engine is not None,
+            is_engine_gone=engine is not None and engine.process.has_exited,
+            is_engine_ready=engine is not None and engine.facts is not None,
+            is_engine_busy=engine is not None and engine.requests > 0,
+            has_successor=successor is not None,
+            is_successor_gone=successor is not None and successor.process.has_exited,
+            is_successor_ready=successor is not None and successor.facts is not None,
+            timers=self.timers.names,
+            is_deferred=self.deferred is not None,
+            has_wish=has_wish,
+            is_final=self._failure is not None and self._failure.cause == "cannot_work",
+            has_failure=self._failure is not None,
+        )
+
+    def mend(self, *, has_wish: bool) -> None:
+        """A message has failed half done: make all agree again, at the engine's cost if it must be."""
+        self.crew.retirees.mend()
+        # One after the other, since each may change what the next one would be.
+        done: set[Repair] = set()
+        while left := [r for r in diagnose(self.condition(has_wish=has_wish)) if r not in done]:
+            done.add(left[0])
+            log_event("model.mended", logging.WARNING, model=self.spec.id, repair=left[0].value)
+            self._mend(left[0])
+
+    def _mend(self, repair: Repair) -> None:
+        match repair:
+            case Repair.DROP_ENGINE:
+                self.crew.engine = None
+            case Repair.DROP_SUCCESSOR:
+                self.crew.successor = None
+            case Repair.END_ENGINE:
+                self.crew.end_all()
+            case Repair.GO_DOWN:
+                self._apply(Event.WANT_DOWN)
+            case Repair.GIVE_UP:
+                self._give_up()
+            case Repair.PROMOTE:
+                self._promote()
+                self._apply(Event.SUCCEEDED)
+            case Repair.NOTE_READY:
+                self._apply(Event.READY)
+                self._side.note_ready()
+            case Repair.NOTE_SUCCESSOR:
+                self._apply(Event.SUCCESSOR_READY)
+                self._side.note_ready()
+            case Repair.WATCH:
+                self.timers.set("watch", self._settings.watchdog_interval_s)
+            case Repair.DRAIN:
+                self._drain()
+            case Repair.KILL:
+                self.crew.signal_engine(signal.SIGKILL)
+            case Repair.TRY:
+                self.timers.set("try", self._try_delay_s)
+            case Repair.ASK_ROOM:
+                self.take_room()
+            case _:
+                assert_never(repair)
+
+    def _give_up(self) -> None:
+        """There is no engine where there should be one: refuse who waits, and try again soon."""
+        self._try_delay_s = min(
+            PAUSE_S * 2.0 ** min(self._lost_to_faults, 32), self._settings.restart.half_open_max_s
+        )
+        self._lost_to_faults += 1
+        self._failure = causes.own_fault()
+        if self.state is State.FAILED:
+            self.timers.set("try", self._try_delay_s)
+        else:
+            self._apply(Event.CIRCUIT_OPENED if self.wanted else Event.EXITED, "our own fault")
+
     # -- Transitions ------------------------------------------------------------------------------
 
     def _fire(self, name: str, ticket: int) -> None:
@@ -361,6 +448,8 @@ class Machine:
 
     def _watch(self) -> None:
         engine, successor, now = self.crew.engine, self.crew.successor, self._now()
+        if not self.crew.is_empty:
+            self.timers.set("watch", self._settings.watchdog_interval_s)
         if engine is not None and engine.memory and engine.memory[0] >= RETURN_BYTES_MIN:
             engine.available_before = self._context.available_bytes()
         if engine is not None and self.state is State.STARTING:
@@ -379,8 +468,6 @@ class Machine:
                 self.crew.lose_successor(("start_timeout", verdict))
                 self._apply(Event.SUCCESSOR_LOST, verdict)
         self.crew.retirees.watch()
-        if not self.crew.is_empty:
-            self.timers.set("watch", self._settings.watchdog_interval_s)
 
     def _apply(self, event: Event, reason: str = "") -> None:
         cell = step(self.state, event)

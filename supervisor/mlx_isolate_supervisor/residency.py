@@ -304,9 +304,11 @@ class Residency:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._look(None)
-        if self._timer is None:
-            self._arm(LOOK_INTERVAL_S)
+        try:
+            self._look(None)
+        finally:
+            if self._timer is None:
+                self._arm(LOOK_INTERVAL_S)
 
     def _arm(self, delay_s: float) -> None:
         if self._timer is not None:
@@ -315,19 +317,20 @@ class Residency:
 
     def _look(self, asker: Residence | None) -> None:
         self._is_looking = True
+        told: list[Callable[[], None]] = []
         try:
             if not self._has_come_back():
                 self._arm(RETURN_POLL_S)
                 return
-            told: list[Callable[[], None]] = []
             for residence in self._residences.values():
                 if residence.is_granted and residence.wish is not None:
                     # A respawn, which only had to wait for memory.
                     self._grant(residence, told, asker)
             self._carry_out(self._decide(), told, asker)
+        finally:
+            # What has been decided is told, also where the rest could not be.
             for tell in told:
                 tell()
-        finally:
             self._is_looking = False
             self.is_contended = self._is_over or bool(self._wishes())
 

@@ -62,11 +62,13 @@ class Retirees:
 
     def terminate(self, engine: Incarnation) -> None:
         """End `engine` now: SIGTERM, and SIGKILL after the stop window."""
+        self._engines[engine.number] = engine
         engine.planned = engine.fault is None
         self._end(engine, signal.SIGTERM, self._settings.stop_window_s)
 
     def abort(self, engine: Incarnation, fault: tuple[str, str]) -> None:
         """End `engine` for a fault: SIGABRT, and SIGKILL after the abort window."""
+        self._engines[engine.number] = engine
         engine.fault = fault
         self._end(engine, signal.SIGABRT, self._settings.abort_window_s)
 
@@ -100,6 +102,15 @@ class Retirees:
             engine.planned = engine.fault is None
             engine.process.send_signal(signal.SIGKILL)
 
+    def mend(self) -> None:
+        """A message has failed half done: let go of who is gone, end who would stay for ever."""
+        for engine in self:
+            left = [self._timers.left_s(f"{what} {engine.number}") for what in ("drain", "stop")]
+            if engine.process.has_exited:
+                self.forget(engine)
+            elif left == [None, None]:
+                self.terminate(engine)
+
     def forget(self, engine: Incarnation) -> None:
         """`engine` is gone."""
         del self._engines[engine.number]
@@ -108,7 +119,6 @@ class Retirees:
         log_event("engine.retired", model=engine.process.model_id, incarnation=engine.number)
 
     def _end(self, engine: Incarnation, number: signal.Signals, window_s: float) -> None:
-        self._engines[engine.number] = engine
         self._timers.cancel(f"drain {engine.number}")
         self._timers.set(f"stop {engine.number}", self._within_stop(window_s))
         engine.process.send_signal(number)

@@ -26,8 +26,13 @@ from mlx_isolate_supervisor.status import ModelStatus
 # A respawn due within this time is as good as begun: a spare made now would compete with it.
 SOON_S = 5.0
 
+# After faults of our own the record is mended at once, but no more often than this.
+MEND_INTERVAL_S = 1.0
+
 # Not yet (False), now (True), or never (the reason).
 Condition = Callable[[], bool | CapacityError]
+# Told that a message failed.
+OnFault = Callable[[CapacityError], object]
 
 
 class Slot:
@@ -36,11 +41,15 @@ class Slot:
     def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
         self._settings = context.settings
         self._now = context.clock.monotonic
-        self._mailbox: deque[Callable[[], object]] = deque()
+        self._mailbox: deque[tuple[Callable[[], object], OnFault | None]] = deque()
         self._is_open = False
         self._is_handling = False
         self._is_cut = False
         self._is_over = False
+        # A message has failed since the record was last mended, and when it may be mended again.
+        self._is_suspect = False
+        self._mend_at = 0.0
+        self._is_mend_due = False
         # What is told to who waits, or comes, once the slot stops.
         self._stop_error: Callable[[], CapacityError] = causes.shutting_down
         self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
@@ -116,7 +125,7 @@ class Slot:
         if self._is_over:
             raise self._stop_error()
         waiter = Waiter(request_id)
-        self.post(partial(self._arrive, waiter))
+        self.post(partial(self._arrive, waiter), partial(self._line.refuse, waiter))
         if not waiter.place.done():
             expire = partial(self.post, partial(self._expire, waiter))
             loop = asyncio.get_running_loop()
@@ -133,14 +142,14 @@ class Slot:
         Raises:
             CapacityError: 503 with the cause when it fails, or when `timeout_s` has passed.
         """
-        self.post(partial(self._lodging.change_loads, 1))
+        load = object()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._until(self._is_ready)
+                await self._until(self._is_ready, partial(self._lodging.begin_load, load))
         except TimeoutError:
             raise self._waited_in_vain() from None
         finally:
-            self.post(partial(self._lodging.change_loads, -1))
+            self.post(partial(self._lodging.end_load, load))
 
     async def unload(self, drain_timeout_s: float | None = None) -> None:
         """Drain, stop, and stay down until wanted again; returns when the engine is gone.
@@ -148,12 +157,12 @@ class Slot:
         Requests that wait in line stay there, and bring up another engine.
         """
         machine, number = self._machine, self._machine.crew.spawned
-        self.post(partial(self._lodging.go_down, drain_timeout_s, "it was unloaded"))
         await self._until(
             lambda: (
                 machine.crew.is_empty
                 or (machine.crew.engine is not None and machine.crew.engine.number > number)
-            )
+            ),
+            partial(self._lodging.go_down, drain_timeout_s, "it was unloaded"),
         )
 
     async def reload(self, spec: ModelSpec | None = None) -> None:
@@ -166,8 +175,9 @@ class Slot:
             CapacityError: 503, the new one did not come up and the old one serves on.
         """
         number = self._machine.crew.spawned
-        self.post(partial(self._machine.change_spec, spec))
-        await self._until(lambda: self._is_settled_after(number))
+        await self._until(
+            lambda: self._is_settled_after(number), partial(self._machine.change_spec, spec)
+        )
 
     def adjust(self, spec: ModelSpec) -> None:
         """Take a configuration that differs only in what the supervisor looks at."""
@@ -187,7 +197,9 @@ class Slot:
         """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
         if self._is_over:
             return
-        self.post(partial(self._shut_down, self._now() + limit_s))
+        self.post(partial(self._line.refuse_all, self._stop_error))
+        self.post(self._residence.withdraw)
+        self.post(partial(self._machine.shut_down, self._now() + limit_s))
         if self._is_cut:
             # A second signal may come before the first has got here.
             self.post(self._machine.cut)
@@ -291,14 +303,18 @@ class Slot:
 
     # -- The mailbox ------------------------------------------------------------------------------
 
-    def post(self, message: Callable[[], object]) -> None:
+    def post(self, message: Callable[[], object], on_fault: OnFault | None = None) -> None:
         """Handle `message` after every one that was posted before it.
 
         At once, where no other is being handled: a request that finds a free place does not wait
         for a turn of the loop. What is posted while a message is handled, as a consequence of it,
         comes after it, so that none ever meets the state that another has half changed.
+
+        Args:
+            message: what to do.
+            on_fault: told if it fails by a fault of our own.
         """
-        self._mailbox.append(message)
+        self._mailbox.append((message, on_fault))
         if self._is_open and not self._is_handling:
             self._handle()
 
@@ -309,35 +325,62 @@ class Slot:
     def _handle(self) -> None:
         self._is_handling = True
         try:
-            while self._mailbox and not self._is_over:
-                message = self._mailbox.popleft()
-                try:
-                    message()
-                    self._settle()
-                except Exception as error:  # noqa: BLE001
-                    # A bug; the slot goes on, since the front end must not die of one model.
-                    log_failure("slot.message_failed", error, model=self.model_id)
+            while not self._is_over:
+                if self._mailbox:
+                    self._attempt(*self._mailbox.popleft())
+                elif self._is_suspect:
+                    # Only now: the exit of an engine that is missed may have been in a message.
+                    self._is_suspect = False
+                    if not self._mend():
+                        break
+                else:
+                    break
+                self._settle()
         finally:
             # Whatever came through, the next message must not find the mailbox shut for ever.
             self._is_handling = False
 
+    def _attempt(self, act: Callable[[], object], on_fault: OnFault | None = None) -> None:
+        """Do it; a fault of our own must cost neither the front end nor the model for good."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001
+            self._is_suspect = True
+            log_failure("slot.message_failed", error, model=self.model_id)
+            if on_fault is not None:
+                on_fault(causes.not_done(self.model_id))
+
+    def _mend(self) -> bool:
+        """Something failed half done: make the record agree with itself; False = only later."""
+        wait_s = self._mend_at - self._now()
+        if wait_s > 0.0:
+            if not self._is_mend_due:
+                self._is_mend_due = True
+                asyncio.get_running_loop().call_later(wait_s, self.post, self._suspect)
+            return False
+        self._mend_at = self._now() + MEND_INTERVAL_S
+        self._attempt(self._lodging.mend)
+        return True
+
+    def _suspect(self) -> None:
+        self._is_suspect, self._is_mend_due = True, False
+
     def _settle(self) -> None:
         """What holds after every message: nobody waits for nothing, free places are given."""
-        self._lodging.settle()
-        self._grant()
+        self._attempt(self._lodging.settle)
+        self._attempt(self._grant)
         for entry in tuple(self._conditions):
             condition, future = entry
-            verdict = False if future.done() else condition()
-            if isinstance(verdict, CapacityError):
-                future.set_exception(verdict)
-            elif verdict:
-                future.set_result(None)
+            self._attempt(partial(_look_at, condition, future), partial(_refuse, future))
             if future.done():
                 self._conditions.remove(entry)
-        self._residence.note_change()
+        self._attempt(self._residence.note_change)
 
-    async def _until(self, condition: Condition) -> None:
+    async def _until(self, condition: Condition, act: Callable[[], object] | None = None) -> None:
+        """Do `act` as a message, then wait for `condition`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if act is not None:
+            self.post(act, partial(_refuse, future))
         self.post(partial(self._conditions.append, (condition, future)))
         await future
 
@@ -358,13 +401,9 @@ class Slot:
         if machine.state is State.READY and machine.crew.engine is not None:
             return machine.crew.engine.number > number
         if machine.state is State.FAILED:
-            return machine.crew.spawned > number
+            # Tried again in vain, or there is no room to try it again.
+            return machine.deferred is None
         return machine.state is State.STOPPED
-
-    def _shut_down(self, stop_by: float) -> None:
-        self._line.refuse_all(self._stop_error)
-        self._residence.withdraw()
-        self._machine.shut_down(stop_by)
 
     # -- Requests ---------------------------------------------------------------------------------
 
@@ -412,7 +451,11 @@ class Slot:
 
     def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
         def release(lease: SlotLease, outcome: Outcome) -> None:
-            self.post(partial(self._give_back, engine, lease, outcome))
+            # Whatever fails, the place is free again.
+            self.post(
+                partial(self._give_back, engine, lease, outcome),
+                lambda _: engine.leases.discard(lease),
+            )
 
         note_upgrade = partial(self.post, partial(self._machine.note_free, engine))
         return SlotLease(engine, waiter.request_id, release, note_upgrade)
@@ -439,3 +482,16 @@ class Slot:
         else:
             cause = f"the engine is {machine.state}"
         return causes.waited_in_vain(self.model_id, cause, retry_after_s)
+
+
+def _look_at(condition: Condition, future: asyncio.Future[None]) -> None:
+    verdict = False if future.done() else condition()
+    if isinstance(verdict, CapacityError):
+        future.set_exception(verdict)
+    elif verdict:
+        future.set_result(None)
+
+
+def _refuse(future: asyncio.Future[None], error: CapacityError) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -64,6 +64,11 @@ class Timers:
         del self._tickets[name]
         return True
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Those that are set."""
+        return frozenset(self._tickets)
+
     def left_s(self, name: str) -> float | None:
         """Time until `name` fires, None if it is not set."""
         found = self._tickets.get(name)

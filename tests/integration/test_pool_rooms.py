@@ -155,6 +155,8 @@ def test_a_waiter_that_gives_up_leaves_the_loaded_model_alone() -> None:
 
     async def main() -> None:
         async with pool_rig(TWO, limits=ONE, settings=settings) as rig:
+            # On a busy machine a start may take longer than anybody waits here.
+            await rig.pool.ensure_ready("a", 30.0)
             lease = await rig.pool.find("a").admit("1")
             with pytest.raises(CapacityError, match="waits for running requests of a") as caught:
                 await rig.complete("b")
