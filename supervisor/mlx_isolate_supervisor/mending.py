@@ -8,12 +8,14 @@ from enum import StrEnum
 
 import msgspec
 
-from mlx_isolate_supervisor.lifecycle import LIVE, State
+from mlx_isolate_supervisor.lifecycle import State
 
 # Pause before a model whose engine was lost to a fault of our own is tried again; doubles.
 PAUSE_S = 1.0
 
 
+# Where an engine process exists.
+_LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
 # Where a model is that is not wanted.
 _DOWN = frozenset({State.STOPPED, State.DRAINING, State.STOPPING})
 
@@ -82,7 +84,7 @@ def diagnose(now: Condition) -> tuple[Repair, ...]:
         repairs.append(Repair.DROP_SUCCESSOR)
     has_engine = now.has_engine and not now.is_engine_gone
     has_successor = now.has_successor and not now.is_successor_gone
-    if now.state in LIVE:
+    if now.state in _LIVE:
         if not has_engine:
             repairs.append(Repair.PROMOTE if has_successor else Repair.GIVE_UP)
         else:
