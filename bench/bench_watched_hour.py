@@ -9,7 +9,6 @@ there is a Chromium, and it never leaves. Not measured: a generating engine's ow
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -67,7 +66,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """What the bench's own clients did and saw."""
+    """What the bench's own clients did and saw; `broken` are answers that an error event ended."""
 
     answered: int = 0
     left: int = 0
@@ -76,6 +75,12 @@ class Counts(msgspec.Struct, kw_only=True):
     kills: int = 0
     reconnects: int = 0
     gaps: int = 0
+    errors: dict[str, int] = {}
+
+    def note_error(self, error: aiohttp.ClientError) -> None:
+        """Remember what no client of a sound daemon sees: a connection that breaks."""
+        name = f"{type(error).__name__}: {error}"
+        self.errors[name] = self.errors.get(name, 0) + 1
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -188,8 +193,10 @@ class Reader:
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
-            with contextlib.suppress(aiohttp.ClientError):
+            try:
                 await self._read()
+            except aiohttp.ClientError as error:
+                self._counts.note_error(error)
             await asyncio.sleep(RECONNECT_S)
 
     async def _read(self) -> None:
@@ -258,8 +265,8 @@ class Hour:
             dice = self._random.random()
             try:
                 await self._ask(leaves=dice < 0.1, lost=dice > 0.95)
-            except aiohttp.ClientError:
-                self._counts.broken += 1
+            except aiohttp.ClientError as error:
+                self._counts.note_error(error)
 
     async def _ask(self, *, leaves: bool, lost: bool) -> None:
         body = {
@@ -393,7 +400,7 @@ def lines(result: Result) -> list[str]:
 
 
 def main() -> int:
-    """Run, print, and say by the exit status whether every reader has every event."""
+    """Run, print; the exit status says whether every reader has every event and nothing broke."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--json", metavar="FILE", help="write the figures here as well")
@@ -403,7 +410,7 @@ def main() -> int:
     print("\n".join(lines(result)))
     if args.json:
         Path(args.json).write_bytes(msgspec.json.encode(result))
-    return 0 if not any(result.behind) else 1
+    return 1 if any(result.behind) or result.counts.errors else 0
 
 
 if __name__ == "__main__":

@@ -134,7 +134,9 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--spec-fd", "--report-fd", "--lifeline-fd"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
     given = parser.parse_args()
+    os.nice(given.nice)
     with os.fdopen(given.spec_fd, "rb") as lines:
         for line in lines:
             spec = wire.decode_spec(line)

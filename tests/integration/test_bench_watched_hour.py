@@ -10,5 +10,6 @@ def test_every_reader_has_every_event_after_kills_and_hang_ups() -> None:
     assert counts.answered > 0 and counts.left > 0 and counts.refused > 0
     assert counts.kills >= 1 and counts.broken >= counts.kills
     assert counts.reconnects == counts.gaps == 0
+    assert counts.errors == {}
     assert len(result.samples) >= 4
     assert any("slope" in line for line in lines(result))
