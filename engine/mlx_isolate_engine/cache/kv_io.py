@@ -4,9 +4,7 @@ A write never holds more than the live entry; a read holds the new entry and fil
 """
 
 import contextlib
-import fcntl
 import os
-import sys
 import zlib
 from collections.abc import Callable, Generator
 from math import prod
@@ -16,6 +14,7 @@ from typing import Any
 from mlx_isolate_engine.cache import array_codec
 from mlx_isolate_engine.cache.array_codec import ArrayBuffers, Flat, Tensor
 from mlx_isolate_engine.cache.damage import Damage
+from mlx_isolate_engine.cache.durability import fetch_pages, forget_pages, sync
 from mlx_isolate_engine.cache.kv_check import check_tensor, read_all
 from mlx_isolate_engine.cache.kv_file import (
     EntryFacts,
@@ -59,8 +58,8 @@ def write(temporary: Path, final: Path, facts: EntryFacts, flat: Flat, gate: Gat
                 )
             _write_all(descriptor, memoryview(encode_header(facts, placed, sums)), 0)
             gate()
-            _sync(descriptor)
-            _forget_pages(descriptor, 0, 0)
+            sync(descriptor)
+            forget_pages(descriptor, 0, 0)
         finally:
             os.close(descriptor)
         os.replace(temporary, final)
@@ -88,19 +87,10 @@ def _write_all(descriptor: int, data: memoryview, at: int) -> None:
         done += os.pwrite(descriptor, data[done:], at + done)
 
 
-def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":
-        # fsync alone leaves the data in the drive's own cache there.
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-            return
-    os.fsync(descriptor)
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _sync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -127,7 +117,9 @@ def read(
         Damage: a tensor cannot be read or does not fit.
     """
     arrays: dict[str, Any] = {}
-    _fetch_small(descriptor, header.file_bytes)
+    if header.file_bytes <= SMALL_FILE_BYTES:
+        # Tensor by tensor each would wait for the disk.
+        fetch_pages(descriptor, header.file_bytes)
     scalars = {name for name, _ in header.facts.scalars}
     for info in header.tensors:
         try:
@@ -140,11 +132,11 @@ def read(
         except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
             raise Damage("structure", f"{info.name}: {type(error).__name__}") from error
         if info.bytes > array_codec.SMALL_BYTES:
-            _forget_pages(descriptor, header.data_start + info.start, info.bytes)
+            forget_pages(descriptor, header.data_start + info.start, info.bytes)
         if info.name not in scalars:
             yield
     array_codec.evaluate(arrays.values())
-    _forget_pages(descriptor, 0, 0)
+    forget_pages(descriptor, 0, 0)
     return array_codec.assemble(header.facts.classes, header.facts.scalars, arrays)
 
 
@@ -176,19 +168,3 @@ def _read_tensor(
         read_all(descriptor, part, at + plane * stored)
         part.release()
     return filling.finish()
-
-
-def _fetch_small(descriptor: int, size: int) -> None:
-    """Have a small file read as a whole: tensor by tensor each would wait for the disk."""
-    if sys.platform == "linux" and size <= SMALL_FILE_BYTES:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_WILLNEED)
-
-
-def _forget_pages(descriptor: int, at: int, length: int) -> None:
-    """Drop file pages behind us: the model needs that memory more than a second read would."""
-    with contextlib.suppress(OSError):  # a wish, which some file systems refuse
-        if sys.platform == "linux":
-            os.posix_fadvise(descriptor, at, length, os.POSIX_FADV_DONTNEED)
-        elif sys.platform == "darwin":
-            fcntl.fcntl(descriptor, 48, 1)  # F_NOCACHE

@@ -79,9 +79,9 @@ class Limit:
         if sys.platform != "linux":
             raise CannotRun("only Linux can limit what another process may use")
         self._process: Any = process
-        self._which = getattr(psutil, name)
+        self._which: int = getattr(psutil, name)
         try:
-            self._before = self._process.rlimit(self._which)
+            self._before: tuple[int, int] = self._process.rlimit(self._which)
             self._process.rlimit(self._which, (amount, self._before[1]))
         except psutil.Error as error:
             raise CannotRun(f"process {process.pid} cannot be limited") from error

@@ -51,6 +51,17 @@ class RequestUnread(EngineGone):
     """
 
 
+def says_unread(error: Exception | None) -> bool:
+    """Whether the end of a connection tells that its other end had not read all of our bytes.
+
+    A broken pipe says that it was closed before all were written; a reset says so on Linux, where
+    closing a socket with unread bytes in it makes one. Elsewhere that is not known.
+    """
+    return isinstance(error, BrokenPipeError) or (
+        isinstance(error, ConnectionResetError) and sys.platform == "linux"
+    )
+
+
 class Sink(Protocol):
     """Where a body goes."""
 
@@ -335,12 +346,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._transport = None
-        # A reset says (on Linux) that the engine's end was closed with bytes in it that it had
-        # not read, a broken pipe that it was closed before all were written.
-        is_unread = isinstance(exc, BrokenPipeError) or (
-            isinstance(exc, ConnectionResetError) and sys.platform == "linux"
-        )
-        if is_unread and self._is_unanswered:
+        if says_unread(exc) and self._is_unanswered:
             self._break(RequestUnread("the engine closed before it had read the request"))
         else:
             self._break(EngineGone("the connection to the engine broke"))
