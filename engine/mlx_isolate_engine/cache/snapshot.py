@@ -7,7 +7,8 @@ taken out of a batch can pin the whole batch (any model with one KV head).
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,8 @@ from mlx_isolate_engine.cache.kinds import TABLE, leaves, position
 
 # Bytes that do not matter: a copy of them costs nothing, and pinning them does not either.
 _ALREADY_SMALL = 64 * 1024
+# Bytes that are evaluated together, and that a `keep` may need for a moment beside what it keeps.
+_TOGETHER = 16 << 20
 
 
 def own_copy(array: Any) -> Any:
@@ -29,69 +32,125 @@ def own_copy(array: Any) -> Any:
     return mx.concatenate([first, second], axis=axis)
 
 
-def _own_evaluated(array: Any) -> Any:
-    """An evaluated object of our own in a buffer that belongs to nobody larger."""
-    array = mx.contiguous(array)  # returns the same buffer where strides are plain
-    before = mx.get_active_memory()
-    mx.eval(array)
-    grown = mx.get_active_memory() - before
-    if _ALREADY_SMALL <= array.nbytes <= grown <= array.nbytes + _ALREADY_SMALL:
-        return array  # the evaluation made just this buffer: no view of a batch, no second copy
-    owned = own_copy(array)
-    mx.eval(owned)  # one at a time: the peak is one tensor above the entry
-    return owned
+class _Keeping:
+    """Arrays on their way into evaluated objects of their own, some at a time.
+
+    Each evaluation waits for a GPU; one an array would hold the other rows of a batch up for as
+    long as many steps take.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[Any] = []
+        self._puts: list[Callable[[Any], None]] = []
+        self._lasts: list[Callable[[], None]] = []
+
+    def own(self, array: Any, put: Callable[[Any], None]) -> None:
+        """`put` gets the same bits in a buffer that belongs to nobody larger."""
+        if self._arrays and sum(a.nbytes for a in self._arrays) + array.nbytes > _TOGETHER:
+            self._evaluate()
+        self._arrays.append(mx.contiguous(array))  # the same buffer where strides are plain
+        self._puts.append(put)
+
+    def at_last(self, call: Callable[[], None]) -> None:
+        """`call` once every array is where it belongs."""
+        self._lasts.append(call)
+
+    def finish(self) -> None:
+        """Evaluate what is left."""
+        self._evaluate()
+        for call in self._lasts:
+            call()
+
+    def _evaluate(self) -> None:
+        arrays, self._arrays = self._arrays, []
+        before = mx.get_active_memory()
+        mx.eval(arrays)
+        grown = mx.get_active_memory() - before
+        size = sum(array.nbytes for array in arrays)
+        # Just these buffers were made: there are no views of a batch, nor second copies.
+        if not _ALREADY_SMALL <= size <= grown <= size + _ALREADY_SMALL:
+            arrays = [own_copy(array) for array in arrays]
+            mx.eval(arrays)
+        for put, array in zip(self._puts, arrays, strict=True):
+            put(array)
+        self._puts.clear()
 
 
-def _adopt(array: Any, length: int) -> Any:
-    """Own object for a KV array of capacity shape; exact-length rows may pin a batch: copy."""
-    if array.shape[2] > length:
-        owned = mx.contiguous(array)  # shares the buffer unless its strides are odd
-        mx.eval(owned)
-        return owned
-    return _own_evaluated(array)
+def _keep_arrays(arrays: Sequence[Any], length: int, keeping: _Keeping) -> list[Any]:
+    """Own objects for KV arrays of capacity shape; exact-length rows may pin a batch: copied."""
+    kept = list(arrays)
+    for place, array in enumerate(arrays):
+        if array.shape[2] > length:
+            kept[place] = mx.contiguous(array)  # shares the buffer unless its strides are odd
+            mx.eval(kept[place])
+        else:
+            keeping.own(array, partial(kept.__setitem__, place))
+    return kept
 
 
-def _keep_leaf(part: Any, length: int) -> Any:
+def _keep_leaf(part: Any, length: int, keeping: _Keeping) -> Any:
     kept: Any = copy.copy(part)
     kind: Any = type(part)  # Any: mlx-lm's classes say None where arrays come later
     if kind is mlx_cache.KVCache:
         if part.keys is not None:
-            kept.keys, kept.values = (_adopt(a, part.offset) for a in (part.keys, part.values))
+            pair = _keep_arrays((part.keys, part.values), part.offset, keeping)
+
+            def set_pair() -> None:
+                kept.keys, kept.values = pair
+
+            keeping.at_last(set_pair)
             kept.offset = length
     elif kind is mlx_cache.QuantizedKVCache:
         if part.keys is not None:
-            kept.keys = tuple(_adopt(a, part.offset) for a in part.keys)
-            kept.values = tuple(_adopt(a, part.offset) for a in part.values)
+            keys, values = (_keep_arrays(a, part.offset, keeping) for a in (part.keys, part.values))
+
+            def set_quantized() -> None:
+                kept.keys, kept.values = tuple(keys), tuple(values)
+
+            keeping.at_last(set_quantized)
             kept.offset = length
     elif kind is mlx_cache.ArraysCache:
-        kept.cache = [None if a is None else _own_evaluated(a) for a in part.cache]
+        kept.cache = list(part.cache)
+        for place, array in enumerate(part.cache):
+            if array is not None:
+                keeping.own(array, partial(kept.cache.__setitem__, place))
         for name in ("left_padding", "lengths"):
             if (array := getattr(part, name)) is not None:
-                setattr(kept, name, _own_evaluated(array))
+                keeping.own(array, partial(setattr, kept, name))
     elif kind in TABLE:
         if part.keys is not None:
-            kept.keys, kept.values = _own_evaluated(part.keys), _own_evaluated(part.values)
+            keeping.own(part.keys, partial(setattr, kept, "keys"))
+            keeping.own(part.values, partial(setattr, kept, "values"))
             if part.offset > length:
-                kept.trim(part.offset - length)
+                keeping.at_last(partial(kept.trim, part.offset - length))
     else:
         kept = copy.deepcopy(part)
         mx.eval(list(arrays_of([kept])))
     return kept
 
 
+def _keep_parts(cache: Sequence[Any], length: int, keeping: _Keeping) -> list[Any]:
+    return [
+        mlx_cache.CacheList(*_keep_parts(part.caches, length, keeping))
+        if type(part) is mlx_cache.CacheList
+        else _keep_leaf(part, length, keeping)
+        for part in cache
+    ]
+
+
 def keep(cache: Sequence[Any], length: int) -> list[Any]:
     """What the RAM tier keeps of a cache that stands for `length` tokens: evaluated, its own.
+
+    Beyond what is kept it needs room for one array, or for 16 MiB of smaller ones.
 
     Args:
         cache: one row, of any kinds; leaves ahead of `length` are cut (see kinds.usable_length).
         length: tokens.
     """
-    return [
-        mlx_cache.CacheList(*keep(part.caches, length))
-        if type(part) is mlx_cache.CacheList
-        else _keep_leaf(part, length)
-        for part in cache
-    ]
+    keeping = _Keeping()
+    kept = _keep_parts(cache, length, keeping)
+    keeping.finish()
+    return kept
 
 
 def _hand_out_leaf(part: Any, length: int) -> Any:
