@@ -2,7 +2,9 @@
 
 Two engines in turn, as processes of their own, with and without `--ssd-cache-dir`, answer the same
 chats in pairs whose order alternates, so that a drift of the machine meets both. Each engine's own
-timings (`predicted_per_second`) are compared pair by pair. Between two chats of one engine lies the
+timings (`predicted_per_second`) are compared pair by pair. A third chat of each round runs on the
+engine with the tier while somebody waits for a flush, and is compared with that engine's other one.
+Between two chats of one engine lies the
 other's, so that its writes happen while it is idle, as they would.
 
 Run `python -m bench.bench_cache_overhead` (`--pairs N`, `--model FOLDER`). Does not measure: the
@@ -43,6 +45,15 @@ def speed(engine: EngineProcess, number: int, tokens: int) -> float:
     return measured
 
 
+async def speed_during_flush(engine: EngineProcess, number: int, tokens: int) -> float:
+    """As `speed`, with a flush asked for at the same moment, which must end durable."""
+    chat = asyncio.to_thread(speed, engine, number, tokens)
+    flush = ask(engine.socket_path, "/admin/cache/flush?timeout_s=60", method="POST")
+    measured, flushed = await asyncio.gather(chat, flush)
+    assert flushed.status == 200, flushed.body
+    return measured
+
+
 def run(spec: ModelSpec | Path, pairs: int, tokens: int) -> dict[str, Any]:
     """The ratio on/off of each pair, and what the tier did meanwhile."""
     with tempfile.TemporaryDirectory(prefix="mi") as name:
@@ -56,12 +67,15 @@ def run(spec: ModelSpec | Path, pairs: int, tokens: int) -> dict[str, Any]:
             for engine in (on, off):
                 speed(engine, -1, tokens)
             ratios: list[float] = []
+            during_flush: list[float] = []
             speeds: dict[str, list[float]] = {"on": [], "off": []}
             for number in range(pairs):
                 order = [("on", on), ("off", off)]
                 for word, engine in order if number % 2 else reversed(order):
                     speeds[word].append(speed(engine, number, tokens))
                 ratios.append(speeds["on"][-1] / speeds["off"][-1])
+                flushed = asyncio.run(speed_during_flush(on, pairs + number, tokens))
+                during_flush.append(flushed / speeds["on"][-1])
             flush = asyncio.run(ask(on.socket_path, "/admin/cache/flush", method="POST"))
     ordered = sorted(ratios)
     return {
@@ -70,6 +84,7 @@ def run(spec: ModelSpec | Path, pairs: int, tokens: int) -> dict[str, Any]:
         "on_over_off_median": statistics.median(ratios),
         "on_over_off_p10": ordered[len(ordered) // 10],
         "on_over_off_p90": ordered[-1 - len(ordered) // 10],
+        "flush_over_on_median": statistics.median(during_flush),
         "on_tokens_per_s": statistics.median(speeds["on"]),
         "off_tokens_per_s": statistics.median(speeds["off"]),
         "flush": flush.json,

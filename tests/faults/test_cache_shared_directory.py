@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,12 +13,13 @@ import pytest
 
 from mlx_isolate_engine.cache import kinds, kv_io, snapshot
 from mlx_isolate_engine.cache.damage import Damage
+from mlx_isolate_engine.cache.directory import CacheDirectory
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.cache.token_index import token_key
-from tests.fakes.toy_caches import KINDS, TOKENS, feed
+from tests.fakes.toy_caches import KINDS, TOKENS, assert_same, feed
 
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 
@@ -47,16 +49,24 @@ def never_waits() -> None:
     pass
 
 
-def finds(store: SsdStore, tokens: list[int]) -> bool:
+def restored(store: SsdStore, tokens: list[int]) -> tuple[int, list[Any]] | None:
+    """Tokens found and their cache; None where there is none, or it has just gone."""
     found = store.find("n", token_key([*tokens, 99]), length_max=len(tokens))
     if found is None:
-        return False
+        return None
     steps = store.restore(found, room_for=0)
     while True:
         try:
             next(steps)
-        except StopIteration:
-            return True
+        except StopIteration as end:
+            return found.length, end.value
+        except Damage as damage:
+            assert damage.reason == "vanished"
+            return None
+
+
+def finds(store: SsdStore, tokens: list[int]) -> bool:
+    return (restored(store, tokens) or (0,))[0] == len(tokens)
 
 
 def files(root: Path) -> list[Path]:
@@ -99,6 +109,65 @@ def test_of_two_files_of_the_same_tokens_two_engines_keep_the_same_one(tmp_path:
         path.write_bytes(data)
     assert finds(other, tokens)
     assert survivors & set(files(tmp_path)), "what one kept the other removed"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_folder_that_another_engine_removes_before_the_write_is_made_again(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = open_store(tmp_path), open_store(tmp_path)
+    make = CacheDirectory.make_folder
+    left = times
+
+    def make_and_lose(self: CacheDirectory, fingerprint: str, namespace: str) -> Path:
+        nonlocal left
+        folder = make(self, fingerprint, namespace)
+        if left:
+            left -= 1
+            other.directory.remove(folder / f"{'0' * 32}.safetensors")
+            assert not folder.exists()
+        return folder
+
+    monkeypatch.setattr(CacheDirectory, "make_folder", make_and_lose)
+    store.store(entry_of(TOKENS[:6]), never_waits)
+    assert finds(other, TOKENS[:6])
+
+
+def test_engines_at_one_directory_lose_nothing_and_answer_nothing_wrong(tmp_path: Path) -> None:
+    """Three stores, six threads, entries that replace, supersede and look for each other."""
+    stores = [open_store(tmp_path) for _ in range(3)]
+    keys = [[first, *TOKENS[:length]] for first in range(3) for length in (3, 6, 9)]
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        source = random.Random(number)
+        store = stores[number % 3]
+        try:
+            for _ in range(25):
+                key = source.choice(keys)
+                if source.random() < 0.5:
+                    store.store(entry_of(key, "kv"), never_waits)
+                else:
+                    taken = restored(store, key)
+                    if taken is not None:
+                        cold = KINDS["kv"]()
+                        feed(cold, key[: taken[0]], 0)
+                        assert_same(taken[1], cold)
+        except BaseException as failure:  # noqa: BLE001 - told on the main thread
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for first in range(3):
+        longest = [first, *TOKENS[:9]]
+        stores[first].store(entry_of(longest, "kv"), never_waits)
+    for store in (*stores, open_store(tmp_path)):
+        assert all(finds(store, key) for key in keys)
+        assert set(store.damage) <= {"vanished"}
 
 
 def test_a_folder_of_ours_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_the_small_size_runs_every_leg() -> None:
 def test_the_overhead_bench_runs_both_engines() -> None:
     results = run_overhead(SMALL, pairs=2, tokens=20)
     assert results["on_over_off_median"] > 0
+    assert results["flush_over_on_median"] > 0
     assert results["flush"]["durable"] is True
     assert results["flush"]["entries"] >= 2
 

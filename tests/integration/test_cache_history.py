@@ -155,7 +155,8 @@ def test_every_order_and_every_kill_gives_the_answers_of_a_cold_engine(
             answer, cached = warm.ask(text)
             assert answer == expected[text], f"{text!r} in {order}"
             assert cached > 0 or number == 0, "no hit, so this proves nothing"
-        if number in (1, len(orders) - 1):
+        # The usual run saves two starts of an engine; the slow one dies after every order.
+        if kind != "full" or number in (1, len(orders) - 1):
             warm.flush()
             warm.kill_and_restart()
     assert warm.ask(asked[0])[1] > 0

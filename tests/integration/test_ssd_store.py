@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache, load_prompt_cache, save_prompt_cache
 
-from mlx_isolate_engine.cache import kinds, snapshot
+from mlx_isolate_engine.cache import array_codec, kinds, snapshot
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.kv_check import read_header, verify
 from mlx_isolate_engine.cache.ram_tier import Entry
@@ -146,6 +146,22 @@ def test_every_float_type_keeps_its_bits(tmp_path: Path, dtype: mx.Dtype) -> Non
     assert restored[0].keys.dtype == dtype
     assert mx.array_equal(restored[0].keys[..., :300, :], rows).item()
     assert mx.array_equal(restored[0].values[..., :300, :], rows * 2).item()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (1, 2, 70_000)])
+@pytest.mark.parametrize("name", array_codec.DTYPES.values())
+def test_every_type_is_filled_byte_for_byte_small_and_large(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    filling = array_codec.ArrayBuffers().new(name, shape)
+    size = len(filling.view)
+    data = bytes(at % 2 if name == "BOOL" else at * 7 % 251 for at in range(size))
+    filling.view[:] = data
+    array = filling.finish()
+    mx.eval(array)
+    assert array_codec.DTYPES[array.dtype] == name
+    assert tuple(array.shape) == shape
+    assert memoryview(array).tobytes() == data
 
 
 def test_layout_is_padded_large_first_and_scalars_last(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,8 +100,11 @@ class CacheDirectory:
                         owner=match.group(1) if match else None,
                     )
 
-    def names(self, folder: Path) -> set[str]:
+    def names(self, folder: Path, known: Container[str] = ()) -> set[str]:
         """Names of finished files in a namespace folder, without a look at each.
+
+        Args:
+            known: names that are ours, which need no check.
 
         Raises:
             OSError: the folder cannot be read.
@@ -112,7 +115,8 @@ class CacheDirectory:
         return {
             entry.name
             for entry in entries
-            if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            if entry.is_file(follow_symlinks=False)
+            and (entry.name in known or _FILE.fullmatch(entry.name))
         }
 
     def _folders(self) -> Iterator[Path]:

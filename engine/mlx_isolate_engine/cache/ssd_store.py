@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_isolate_engine.cache import kv_check, kv_io
-from mlx_isolate_engine.cache.array_codec import ArrayBuffers, flatten
+from mlx_isolate_engine.cache.array_codec import ArrayBuffers, Flat, flatten
 from mlx_isolate_engine.cache.cold_tier import ColdStats, Found
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import CacheDirectory
@@ -35,6 +35,8 @@ TOUCH_INTERVAL_S = 60.0
 # Headers that one look at a folder reads at most: a folder filled by somebody else meanwhile must
 # not hold up those who generate. The next looks read the rest.
 LOOK_FILES_MAX = 64
+# How often a write makes its folder anew that somebody else has just removed.
+FOLDER_TRIES_MAX = 3
 # A folder changed within the clock's grain could change again unseen.
 CLOCK_GRAIN_NS = 50_000_000
 
@@ -81,6 +83,8 @@ class SsdStore:
         self._lock = threading.RLock()
         self._index: dict[Path, TokenIndex[Record]] = {}
         self._records: dict[Path, Record] = {}
+        # The same by folder, as a listing shows them: thousands of paths are slow to make.
+        self._names: dict[Path, set[str]] = {}
         self._folder_times: dict[Path, int] = {}
         self._touched: dict[Path, float] = {}
         self._bytes = 0
@@ -205,10 +209,7 @@ class SsdStore:
         if size > self.bytes_max:
             raise CacheError(f"an entry of {size} bytes is above the cap of the directory")
         self._make_room(size)
-        # After it, for an emptied folder is removed.
-        folder = self.directory.make_folder(self.identity.fingerprint, entry.namespace)
-        temporary, final = self.directory.new_names(folder)
-        kv_io.write(temporary, final, facts, flat, gate)
+        final = self._write(facts, flat, gate)
         self.directory.stamp(final)
         with self._lock:
             kept = self._add(Record(
@@ -218,6 +219,19 @@ class SsdStore:
             self._remove_superseded(kept)
         self._make_room(0)  # two writers may have made room for the same bytes
         return kept.path
+
+    def _write(self, facts: EntryFacts, flat: Flat, gate: Callable[[], None]) -> Path:
+        """Write a file; anybody who evicts may remove the folder while it is still empty."""
+        for tries_left in reversed(range(FOLDER_TRIES_MAX)):
+            try:
+                folder = self.directory.make_folder(facts.fingerprint, facts.namespace)
+                temporary, final = self.directory.new_names(folder)
+                kv_io.write(temporary, final, facts, flat, gate)
+                return final
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _remove_superseded(self, record: Record) -> None:
         """A cuttable entry serves all its prefixes: their files only take space."""
@@ -294,11 +308,12 @@ class SsdStore:
             changed_ns = 0
         if self._folder_times.get(folder) == changed_ns:
             return
-        present = {folder / name for name in self.directory.names(folder)}
-        self._drop([p for p in self._records if p.parent == folder and p not in present])
-        new = [path for path in present if path not in self._records]
-        for path in new[:files_max]:
-            self._read_record(path)
+        known = self._names.setdefault(folder, set())
+        present = self.directory.names(folder, known)
+        self._drop([folder / name for name in known - present])
+        new = list(present - known)
+        for name in new[:files_max]:
+            self._read_record(folder / name)
         # Either side of now: a clock may have been set back.
         is_settled = abs(time.time_ns() - changed_ns) > CLOCK_GRAIN_NS
         is_whole = files_max is None or len(new) <= files_max
@@ -350,6 +365,7 @@ class SsdStore:
         # The same path: it was seen in the folder before its writer came to say so.
         index.add(record.key, record, cuttable=record.cuttable)
         self._records[record.path] = record
+        self._names.setdefault(record.path.parent, set()).add(record.path.name)
         return record
 
     def _delete(self, path: Path) -> None:
@@ -362,6 +378,7 @@ class SsdStore:
             self._touched.pop(path, None)
             if record is None:
                 continue
+            self._names[path.parent].discard(path.name)
             index = self._index[path.parent]
             if index.get(record.key) is record:
                 index.remove(record.key)
