@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_replaced_weights_are_a_miss_and_a_right_answer(tmp_path: Path) -> None:
     with engine(folder, root) as first:
         old = chat(first, "hello")
         flush(first)
-    replacement = build_model(tmp_path / "other", ModelSpec(kind="full", seed=5))
+    replacement = build_model(tmp_path / "other", replace(FULL, seed=5))
     weights = folder / "model.safetensors"
     times = weights.stat()
     weights.write_bytes((replacement / "model.safetensors").read_bytes())
