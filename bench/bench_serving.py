@@ -8,6 +8,7 @@ measured: quality of text, long contexts, other samplers, memory.
     python -m bench.bench_serving                     # the real size
     python -m bench.bench_serving --small             # the size that the tests run
     python -m bench.bench_serving --model FOLDER      # weights that matter to you
+    python -m bench.bench_serving --clients 1 8 32    # other crowds
 """
 
 import argparse
@@ -177,6 +178,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
     parser.add_argument("--hidden", type=int, help="width of the random model")
     parser.add_argument("--layers", type=int, help="depth of the random model")
+    parser.add_argument("--clients", type=int, nargs="+", help="numbers of clients side by side")
     parser.add_argument("--rounds", type=int, help="turns of each rival")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
@@ -185,7 +187,7 @@ def main(arguments: list[str]) -> int:
         hidden=options.hidden or base.hidden,
         layers=options.layers or base.layers,
         tokens=base.tokens,
-        clients=base.clients,
+        clients=tuple(options.clients or base.clients),
         rounds=options.rounds or base.rounds,
         words=base.words,
     )
