@@ -87,7 +87,8 @@ def _run_to_status(
         log.error("engine.cannot_work reason=%s", error)
         reporter.failed("cannot_work", str(error))
         return EXIT_CANNOT_WORK
-    except Exception as error:
+    # Also what would end a program: foreign code that is imported may say why it cannot go on so.
+    except BaseException as error:
         log.exception("engine.failed")
         reporter.failed("engine_failed", f"{type(error).__name__}: {error}")
         return EXIT_FAILED

@@ -2,7 +2,7 @@
 
 Run as `python -P tests/fakes/scripted_engine.py --id M --incarnation N --spec-fd A --report-fd B
 --lifeline-fd C`. The spec's `model` says what happens: `ok` serves endless text, `cannot` and
-`fails` end the load, `hangs` never ends it, `holds` ends neither the load nor native code that
+`fails` end the load, `leaves` would end the program, `hangs` never ends it, `holds` ends neither the load nor native code that
 holds the interpreter lock. A chat whose first message is `hold` holds that lock while generating,
 `prefill` never gets past its prompt, `die` ends generation for good, `short` ends by itself.
 """
@@ -114,6 +114,8 @@ async def load_runtime(start: Start, loading: LoadingReport) -> Runtime:
         raise ModelError("model_missing", "There is no such model.")
     if start.model == "fails":
         raise MemoryError("no memory")
+    if start.model == "leaves":
+        sys.exit("it needs another package")
     if start.model == "hangs":
         await asyncio.Event().wait()
     if start.model == "holds":

@@ -88,6 +88,12 @@ def test_load_that_fails_otherwise_exits_with_another_status(engine: EngineProce
     assert engine.wait_exit(5) == 1
 
 
+def test_load_that_would_end_the_program_is_told_as_a_failure(engine: EngineProcess) -> None:
+    engine.start("leaves")
+    assert "it needs another package" in engine.wait_report(Failed).message
+    assert engine.wait_exit(5) == 1
+
+
 @pytest.mark.case("01")
 def test_end_of_generation_ends_the_process_with_its_reason(engine: EngineProcess) -> None:
     engine.start()

@@ -18,6 +18,8 @@ from mlx_isolate_engine.generation import row as row_module
 from mlx_isolate_engine.generation import sampling
 from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import LoadedModel
+from mlx_isolate_engine.generation.thread import GenerationThread
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import CapacityError, EngineError
 from tests.integration.generation_rig import (
     Answer,
@@ -272,6 +274,21 @@ async def stall(subject: Rig, release: Awaitable[Any], request: Any) -> Answer:
             await release
 
     return await subject.run(request, watch)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
+def test_a_load_that_raises_what_no_future_takes_is_told_all_the_same(
+    kind: type[BaseException],
+) -> None:
+    def load() -> LoadedModel:
+        raise kind("of the model's own code")
+
+    async def test() -> None:
+        thread = GenerationThread(EngineSettings(), load)
+        with pytest.raises(RuntimeError, match=f"{kind.__name__}: of the model's own code"):
+            await asyncio.wait_for(thread.start(), 10)
+
+    run_async(test())
 
 
 def test_a_reader_that_stops_is_parked_and_goes_on_where_it_was(full_model: Path) -> None:

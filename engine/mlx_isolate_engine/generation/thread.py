@@ -216,7 +216,7 @@ class GenerationThread:
         try:
             self._prepare()
         except BaseException as error:  # noqa: BLE001 - the top frame of the thread
-            self._deliveries.call(_set_exception, self._started, error)
+            self._deliveries.call(_set_exception, self._started, _as_failure(error))
             self._say_stopped()
             return
         self._deliveries.call(_set_result, self._started, self._loaded)
@@ -350,11 +350,24 @@ class GenerationThread:
         self._deliveries.call(_set_result, self._stopped, None)
 
 
+def _as_failure(error: BaseException) -> Exception:
+    """What ended a load, as something that a future takes and a caller catches.
+
+    A model may bring code of its own: a StopIteration would leave the future waiting for ever, and
+    what ends programs would end this one without a word.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    failure = RuntimeError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)
 
 
-def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
