@@ -74,9 +74,9 @@ const ACTIONS = [
   },
 ];
 
-/** State as text, with how far a load has come, or what it waits for. */
+/** State as text, with how far a load has come. */
 export function stateText(model) {
-  if (model.waits_for) return `${model.state} · waits ${model.waits_for}`;
+  if (model.waits_for) return `${model.state} · waiting`;
   if (model.state === "starting" && model.loading) {
     const { stage, fraction, detail } = model.loading;
     const share =
@@ -219,13 +219,11 @@ class Row {
     this.put("Restarts", count(model.restarts), causes);
     this.put(
       "Memory",
-      model.memory_bytes === null ? "–" : bytes(model.memory_bytes),
-      [
-        progress?.mlx_active_bytes ? `MLX ${bytes(progress.mlx_active_bytes)}` : "",
-        model.claimed_bytes ? `${bytes(model.claimed_bytes)} reserved` : "",
-      ]
-        .filter(Boolean)
-        .join(" · "),
+      model.memory_bytes === null
+        ? "–"
+        : bytes(model.memory_bytes) +
+            (model.claimed_bytes ? ` of ${bytes(model.claimed_bytes)}` : ""),
+      progress?.mlx_active_bytes ? `MLX ${bytes(progress.mlx_active_bytes)}` : "",
     );
     this.put(
       "Tokens/s",
@@ -264,7 +262,9 @@ class Row {
   }
 
   putExit(model, now) {
-    const text = model.failure
+    const text = model.waits_for
+      ? `It waits ${model.waits_for}.`
+      : model.failure
       ? model.failure.message
       : model.last_exit
         ? exitText(model.last_exit, now)

@@ -327,13 +327,14 @@ def test_model_says_what_it_waits_for_and_the_head_what_is_reserved(
         ),
         "what is reserved",
     )
-    assert "reserved" in browser.text(DEMO)
+    assert re.search(r"MB of \S+ [MG]B", browser.text(DEMO))
     browser.script(
         "const status = structuredClone(mlxIsolate.live.status);"
         "Object.assign(status.models[0], {state: 'stopped', waits_for: 'until second is idle'});"
         "mlxIsolate.live.dispatchEvent(new CustomEvent('status', {detail: status}))"
     )
-    assert browser.text(f"{DEMO} .state") == "stopped · waits until second is idle"
+    assert browser.text(f"{DEMO} .state") == "stopped · waiting"
+    assert browser.text(f"{DEMO} .exit") == "It waits until second is idle."
 
 
 def test_times_follow_the_servers_clock(browser: Browser, page: RunningDaemon) -> None:
