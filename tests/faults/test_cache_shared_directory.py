@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.cache import kinds, kv_io, snapshot
+from mlx_isolate_engine.cache.array_codec import ArrayBuffers
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import CacheDirectory
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
@@ -303,6 +304,24 @@ def test_a_disk_that_fails_a_call_is_a_miss(
     assert cache.flush(10).durable
     cache.trim_to(0)
     assert cache.take([*TOKENS[:7], 99], "n")[1] == 7
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unable to allocate"), MemoryError()])
+def test_an_entry_for_which_there_is_no_memory_is_a_miss_and_its_file_stays(
+    error: Exception, cache: PromptCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, TOKENS[:6])
+    assert cache.flush(10).durable
+    cache.trim_to(0)
+
+    def no_memory(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ArrayBuffers, "new", no_memory)
+        assert cache.take([*TOKENS[:6], 99], "n") == (None, 0)
+    assert cache.figures().miss_reasons == {"ssd_unreadable": 1}
+    assert finds(open_store(tmp_path / "cache"), TOKENS[:6])
 
 
 def test_a_flush_does_not_count_on_a_file_that_somebody_removed(

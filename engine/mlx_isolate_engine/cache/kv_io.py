@@ -129,7 +129,9 @@ def read(
             arrays[info.name] = _read_tensor(descriptor, header, info, (rows, room_for), buffers)
         except OSError as error:
             raise Damage("unreadable", error.strerror or "") from error
-        except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:  # no memory for it: the file is not to blame
+            raise Damage("unreadable", type(error).__name__) from error
+        except (ValueError, TypeError, ArithmeticError) as error:
             raise Damage("structure", f"{info.name}: {type(error).__name__}") from error
         if info.bytes > array_codec.SMALL_BYTES:
             forget_pages(descriptor, header.data_start + info.start, info.bytes)
