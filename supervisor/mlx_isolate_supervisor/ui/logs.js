@@ -17,6 +17,12 @@ export class Logs {
   constructor(live) {
     this.live = live;
     this.place = byId("log");
+    this.lines = h("div");
+    this.place.append(this.lines);
+    // Where it was scrolled to last, by the page or by hand.
+    this.top = 0;
+    // Lines have their height only once they are in sight, so the end moves while it is shown.
+    new ResizeObserver(() => this.scroll()).observe(this.lines);
     this.form = byId("logs-filter");
     this.rest = "";
     this.waiting = [];
@@ -83,7 +89,7 @@ export class Logs {
   clear() {
     this.rest = "";
     this.waiting = [];
-    this.place.replaceChildren();
+    this.lines.replaceChildren();
     this.tell();
   }
 
@@ -104,24 +110,24 @@ export class Logs {
       return line;
     });
     this.waiting = [];
-    this.place.append(...fresh);
-    while (this.place.childElementCount > LINES_MAX) this.place.firstElementChild.remove();
+    this.lines.append(...fresh);
+    while (this.lines.childElementCount > LINES_MAX) this.lines.firstElementChild.remove();
     this.tell();
     this.scroll();
   }
 
   filter() {
     const wanted = this.form.elements.text.value.toLowerCase();
-    for (const line of this.place.children)
+    for (const line of this.lines.children)
       line.hidden = wanted !== "" && !line.textContent.toLowerCase().includes(wanted);
     this.tell();
     this.scroll();
   }
 
   tell() {
-    const total = this.place.childElementCount;
+    const total = this.lines.childElementCount;
     const shown = this.form.elements.text.value
-      ? [...this.place.children].filter((line) => !line.hidden).length
+      ? [...this.lines.children].filter((line) => !line.hidden).length
       : total;
     setText(
       byId("logs-count"),
@@ -131,14 +137,17 @@ export class Logs {
 
   scroll() {
     if (!this.form.elements.follow.checked) return;
-    this.moving = true;
     this.place.scrollTop = this.place.scrollHeight;
+    this.top = this.place.scrollTop;
   }
 
   /** Scrolling up by hand stops following; back at the end it goes on. */
   scrolled() {
-    const atEnd = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight < 24;
-    if (this.moving) this.moving = false;
-    else this.form.elements.follow.checked = atEnd;
+    if (!this.lines.childElementCount) return;
+    const { scrollTop, scrollHeight, clientHeight } = this.place;
+    const { follow } = this.form.elements;
+    if (scrollHeight - scrollTop - clientHeight < 24) follow.checked = true;
+    else if (scrollTop < this.top - 4) follow.checked = false;
+    this.top = scrollTop;
   }
 }

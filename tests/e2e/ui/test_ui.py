@@ -419,6 +419,36 @@ def test_log_tail_follows_and_filters(browser: Browser, page: RunningDaemon) -> 
     browser.wait_text("#log", f"incarnation={number}")
 
 
+def test_log_stays_at_its_end_until_it_is_scrolled_up(
+    browser: Browser, page: RunningDaemon
+) -> None:
+    def below() -> float:
+        left: float = browser.script(
+            "const p = document.getElementById('log');"
+            "return p.scrollHeight - p.scrollTop - p.clientHeight"
+        )
+        return left
+
+    def ask() -> str:
+        answer = page.chat("demo", messages=[{"role": "user", "content": "echo x"}])
+        return answer.headers["x-request-id"]
+
+    newest = [ask() for _ in range(40)][-1]
+    browser.show("logs")
+    browser.wait_text("#log", newest)
+    assert browser.script("const p = document.getElementById('log'); return p.scrollHeight > 800")
+    browser.wait(lambda: below() < 2, "the end of the log")
+    browser.wait_text("#log", ask())
+    browser.wait(lambda: below() < 2, "the end again")
+    browser.script("document.getElementById('log').scrollTop = 50")
+    follow = browser.one("#logs-filter [name=follow]")
+    browser.wait(lambda: not follow.is_selected(), "no following")
+    browser.wait_text("#log", ask())
+    assert browser.script("return document.getElementById('log').scrollTop") == 50
+    follow.click()
+    browser.wait(lambda: below() < 2, "the end by the box")
+
+
 def test_charts_show_what_was_generated(browser: Browser, page: RunningDaemon) -> None:
     browser.say("count 300")
     browser.wait_answer("done", 1)
