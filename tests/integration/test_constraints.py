@@ -101,7 +101,10 @@ def test_a_plain_request_after_a_constrained_one_is_plain(full_model: Path) -> N
         {"not": {"type": "string"}},
         {"type": "string", "pattern": "(?=a)b"},
         {"$ref": "#/nowhere"},
+        {"$ref": "#"},
+        {"enum": ["x" * (300 << 10)]},
     ],
+    ids=["type", "not", "pattern", "nowhere", "itself", "large"],
 )
 def test_a_schema_that_cannot_be_kept_is_400_up_front(
     full_model: Path, schema: dict[str, Any]

@@ -24,6 +24,8 @@ from mlx_isolate_shared.errors import RequestError
 
 # Compiled grammars kept; without a limit every new schema would stay for ever.
 GRAMMARS_MAX = 64
+# Longest grammar in bytes; a long constant costs every row of a batch time at each token.
+GRAMMAR_BYTES_MAX = 256 << 10
 # Whitespace between the parts of JSON: some, so that a model may write it as it likes, and not
 # any amount, which a confused model would fill its whole answer with.
 WHITESPACE = r"[ \n\t]{0,16}"
@@ -112,10 +114,7 @@ class ConstraintCompiler:
             if (matcher := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
                 return matcher
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().strip().split("\n")[0][:300]
-            raise RequestError(f"The schema is not supported: {reason}", param=param)
+        matcher = _compiled(vocabulary, grammar, param)
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > GRAMMARS_MAX:
@@ -133,6 +132,27 @@ class ConstraintCompiler:
             raise RequestError(
                 "Structured output is not supported with this model's tokenizer.", param=param
             ) from error
+
+
+def _compiled(vocabulary: LLTokenizer, grammar: str, param: str) -> LLMatcher:
+    if len(grammar) > GRAMMAR_BYTES_MAX:
+        raise RequestError(
+            f"The schema is not supported: it is larger than {GRAMMAR_BYTES_MAX} bytes.",
+            param=param,
+        )
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    if matcher.is_error():
+        reason = matcher.get_error().strip().split("\n")[0][:300]
+        raise RequestError(f"The schema is not supported: {reason}", param=param)
+    # What only a first look at the tokens shows: a schema that refers to nothing but itself. It
+    # also does here, where nobody else waits, most of what the first token would cost.
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        raise RequestError(
+            "The schema is not supported: no answer can begin as it asks.", param=param
+        )
+    return matcher
 
 
 def _json_grammar(schema: dict[str, Any]) -> str:
