@@ -30,12 +30,12 @@ from tests.material.models import FULL, build_model
 from tests.raw_http import ask
 from tests.waiting import wait_until
 
-from mlx_isolate_supervisor.blas import choose_blas
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
-from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, Transition
+from mlx_isolate_supervisor.engines.blas import choose_blas
+from mlx_isolate_supervisor.engines.rundir import RunDirectory
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_supervisor.telemetry.status import ModelStatus, SlotEvent, Transition
 
 # What is promised.
 OVERHEAD_S_MAX = 0.1

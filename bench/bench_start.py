@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from mlx_isolate_supervisor.memory import footprint
+from mlx_isolate_supervisor.engines.memory import footprint
 
 ROOT = Path(__file__).resolve().parents[1]
 # What is promised.

@@ -10,7 +10,7 @@ from tests.waiting import wait_for
 
 from bench.soak_http import Broken, get_json
 from bench.soak_record import Sample
-from mlx_isolate_supervisor.memory import footprint
+from mlx_isolate_supervisor.engines.memory import footprint
 
 SAMPLE_EVERY_S = 5.0
 IDLE = ("ready", "stopped")

@@ -17,13 +17,18 @@ import uvloop
 
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.lease import Lease, Outcome
-from mlx_isolate_supervisor.orphans import process_start
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
-from mlx_isolate_supervisor.status import ModelStatus, SlotEvent, StandbyStatus, Transition
+from mlx_isolate_supervisor.engines.orphans import process_start
+from mlx_isolate_supervisor.engines.rundir import RunDirectory
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.slots.lease import Lease, Outcome
+from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_supervisor.telemetry.status import (
+    ModelStatus,
+    SlotEvent,
+    StandbyStatus,
+    Transition,
+)
 from tests.raw_http import RawClient, RawResponse, ask
 from tests.waiting import wait_until
 

@@ -21,13 +21,13 @@ import msgspec
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.process import EngineProcess, Exit, ProcessListener
-from mlx_isolate_supervisor.projection import PROCESS_BYTES
-from mlx_isolate_supervisor.rundir import RunDirectory
-from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
-from mlx_isolate_supervisor.status import SlotEvent
+from mlx_isolate_supervisor.engines.process import EngineProcess, Exit, ProcessListener
+from mlx_isolate_supervisor.engines.rundir import RunDirectory
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.projection import PROCESS_BYTES
+from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.telemetry.status import SlotEvent
 from tests.fakes.statuses import FACTS
 
 PROGRESS_S = 0.5

@@ -14,18 +14,18 @@ import msgspec
 import uvloop
 
 from mlx_isolate_shared.paths import run_directory
-from mlx_isolate_supervisor.blas import choose_blas
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.daemon import Daemon
-from mlx_isolate_supervisor.display import make_display
-from mlx_isolate_supervisor.footprints import FILE_NAME, FootprintBook
-from mlx_isolate_supervisor.logs import Logs, log_event, start_logging
-from mlx_isolate_supervisor.orphans import reap_orphans
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import pool_limits
-from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.engines.blas import choose_blas
+from mlx_isolate_supervisor.engines.orphans import reap_orphans
+from mlx_isolate_supervisor.engines.rundir import RunDirectory
+from mlx_isolate_supervisor.models.footprints import FILE_NAME, FootprintBook
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import pool_limits
 from mlx_isolate_supervisor.settings.layers import Resolved
-from mlx_isolate_supervisor.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.telemetry.display import make_display
+from mlx_isolate_supervisor.telemetry.logs import Logs, log_event, start_logging
 
 # At its end the daemon waits so long for its last lines to be taken.
 LAST_WORDS_S = 0.5

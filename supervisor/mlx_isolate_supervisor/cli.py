@@ -17,7 +17,7 @@ from mlx_isolate_supervisor.listening import PortTakenError
 from mlx_isolate_supervisor.version import installed_version
 
 if TYPE_CHECKING:
-    from mlx_isolate_supervisor.slot_settings import EngineCommand
+    from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
 
 
 class CommandModule(Protocol):

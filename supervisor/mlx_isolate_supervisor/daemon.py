@@ -15,17 +15,16 @@ from aiohttp import web
 
 from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor import exit_codes
-from mlx_isolate_supervisor.auth import KeyGuard, KeyRing
 from mlx_isolate_supervisor.config import ServeSettings
-from mlx_isolate_supervisor.display import Display, describe_ready, describe_start
-from mlx_isolate_supervisor.engine_pages import EnginePages
+from mlx_isolate_supervisor.engines.memory import footprint
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.listening import BACKLOG, urls_of
-from mlx_isolate_supervisor.logs import LogBook, log_event, set_level
-from mlx_isolate_supervisor.memory import footprint
-from mlx_isolate_supervisor.observability import Observability
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import pool_limits
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import pool_limits
+from mlx_isolate_supervisor.pages.auth import KeyGuard, KeyRing
+from mlx_isolate_supervisor.pages.engine_pages import EnginePages
+from mlx_isolate_supervisor.pages.routes import Routes
+from mlx_isolate_supervisor.pages.ui_routes import add_ui_routes
 from mlx_isolate_supervisor.reconfigure import Reconfiguration
 from mlx_isolate_supervisor.relay.client import client_factory, runner_options
 from mlx_isolate_supervisor.relay.edge import Edge
@@ -33,19 +32,20 @@ from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
 from mlx_isolate_supervisor.relay.work import add_work_routes
-from mlx_isolate_supervisor.request_log import RequestLog
-from mlx_isolate_supervisor.routes import Routes
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
 from mlx_isolate_supervisor.settings.layers import Resolved
-from mlx_isolate_supervisor.status import (
+from mlx_isolate_supervisor.telemetry.display import Display, describe_ready, describe_start
+from mlx_isolate_supervisor.telemetry.logs import LogBook, log_event, set_level
+from mlx_isolate_supervisor.telemetry.observability import Observability
+from mlx_isolate_supervisor.telemetry.request_log import RequestLog
+from mlx_isolate_supervisor.telemetry.status import (
     LoadStep,
     SlotEvent,
     Status,
     SupervisorStatus,
     Transition,
 )
-from mlx_isolate_supervisor.ui_routes import add_ui_routes
 from mlx_isolate_supervisor.version import installed_version
 
 # Part of the shutdown timeout kept for closing connections once the engines are gone.

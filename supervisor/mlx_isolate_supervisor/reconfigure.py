@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
-from mlx_isolate_supervisor.logs import log_event, log_failure
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, restart_fields
 from mlx_isolate_supervisor.settings.layers import Resolved
+from mlx_isolate_supervisor.telemetry.logs import log_event, log_failure
 
 # How often the file is looked at, and how long it must have been still: editors write in steps.
 WATCH_INTERVAL_S = 0.5

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 from mlx_isolate_engine.protocols.openapi import openapi_document
-from mlx_isolate_supervisor import lifecycle
 from mlx_isolate_supervisor.settings import page
+from mlx_isolate_supervisor.slots import lifecycle
 from tests.architecture import cases, conformance
 
 ROOT = Path(__file__).resolve().parents[2]

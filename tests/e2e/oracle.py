@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mlx_isolate_supervisor.blas import choose_blas
+from mlx_isolate_supervisor.engines.blas import choose_blas
 
 ORACLE_DEADLINE_S = 300.0
 

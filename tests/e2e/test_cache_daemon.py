@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlx_isolate_supervisor.blas import choose_blas
+from mlx_isolate_supervisor.engines.blas import choose_blas
 from tests.running_daemon import REAL, RunningDaemon
 from tests.waiting import wait_for
 

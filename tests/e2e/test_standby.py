@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mlx_isolate_supervisor.memory import available_bytes
-from mlx_isolate_supervisor.standby import FREE_BYTES_MIN
+from mlx_isolate_supervisor.engines.memory import available_bytes
+from mlx_isolate_supervisor.engines.standby import FREE_BYTES_MIN
 from tests.running_daemon import REAL, RunningDaemon
 from tests.waiting import wait_for
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from mlx_isolate_shared.wire import ModelFacts
-from mlx_isolate_supervisor.status import ModelStatus, Status, SupervisorStatus
+from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status, SupervisorStatus
 
 FACTS = ModelFacts(
     architecture="gemma3_text",

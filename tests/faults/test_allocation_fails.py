@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlx_isolate_supervisor.blas import choose_blas
+from mlx_isolate_supervisor.engines.blas import choose_blas
 from tests.running_daemon import REAL, RunningDaemon
 
 READY_DEADLINE_S = 90.0

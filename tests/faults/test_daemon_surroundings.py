@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_supervisor.outlet import WAITING_BYTES_MAX, Outlet, write_all
+from mlx_isolate_supervisor.telemetry.outlet import WAITING_BYTES_MAX, Outlet, write_all
 from tests.running_daemon import RunningDaemon, fake_model
 from tests.waiting import wait_for
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError, EngineError
-from mlx_isolate_supervisor.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
 from tests.pool_rig import (
     FAKE_COMMAND,
     QUICK_RESTART,

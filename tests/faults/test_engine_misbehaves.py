@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError, EngineError
-from mlx_isolate_supervisor.orphans import process_start
-from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.engines.orphans import process_start
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.pool_rig import QUICK_RESTART, open_stream, pool_rig, run
 from tests.waiting import wait_until
 

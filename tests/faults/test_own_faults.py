@@ -13,19 +13,19 @@ import msgspec
 import pytest
 
 from mlx_isolate_shared.errors import HttpError
-from mlx_isolate_supervisor import machine as machine_module
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.crew import Crew
-from mlx_isolate_supervisor.incarnation import Incarnation
-from mlx_isolate_supervisor.lodging import Lodging
-from mlx_isolate_supervisor.machine import Machine
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.residency import Residency
-from mlx_isolate_supervisor.retirees import Retirees
-from mlx_isolate_supervisor.slot import Slot
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.timers import Timers
+from mlx_isolate_supervisor.models.lodging import Lodging
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.residency import Residency
+from mlx_isolate_supervisor.slots import machine as machine_module
+from mlx_isolate_supervisor.slots.crew import Crew
+from mlx_isolate_supervisor.slots.incarnation import Incarnation
+from mlx_isolate_supervisor.slots.machine import Machine
+from mlx_isolate_supervisor.slots.retirees import Retirees
+from mlx_isolate_supervisor.slots.slot import Slot
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
+from mlx_isolate_supervisor.slots.timers import Timers
 from tests.simulation import Fate, SimulatedLoop, World, simulate, simulated_pool
 
 GB = 1_000_000_000

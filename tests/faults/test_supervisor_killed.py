@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.orphans import (
+from mlx_isolate_supervisor.engines.orphans import (
     EngineRecord,
     process_start,
     reap_orphans,
     record_engine,
 )
-from mlx_isolate_supervisor.rundir import RunDirectory
+from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from tests.waiting import wait_for
 
 TINY = Path(__file__).resolve().parents[1] / "fakes/tiny_supervisor.py"

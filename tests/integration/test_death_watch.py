@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 import uvloop
 
-from mlx_isolate_supervisor.death_watch import DeathWatch, read_dying_status
+from mlx_isolate_supervisor.engines.death_watch import DeathWatch, read_dying_status
 from tests.waiting import wait_for, wait_until
 
 DEADLINE_S = 20.0

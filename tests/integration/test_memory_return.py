@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.residency import RETURN_LIMIT_S
-from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.residency import RETURN_LIMIT_S
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.simulation import SimulatedLoop, simulate, simulated_pool
 
 GB = 1_000_000_000

@@ -18,12 +18,12 @@ import pytest
 
 from mlx_isolate_shared.errors import HttpError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec
-from mlx_isolate_supervisor.lease import Lease, Outcome
-from mlx_isolate_supervisor.lifecycle import Event, State, step
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.status import SlotEvent, Transition
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.slots.lease import Lease, Outcome
+from mlx_isolate_supervisor.slots.lifecycle import Event, State, step
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
+from mlx_isolate_supervisor.telemetry.status import SlotEvent, Transition
 from tests.simulation import Fate, SimulatedLoop, World, pick, simulate, simulated_pool
 
 GB = 1_000_000_000

@@ -10,8 +10,8 @@ import pytest
 
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.config import GroupSpec
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.pool_rig import QUICK_RESTART, PoolRig, open_stream, pool_rig, run
 from tests.raw_http import RawClient
 from tests.waiting import wait_until

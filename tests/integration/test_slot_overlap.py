@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError
-from mlx_isolate_supervisor.lease import Lease
-from mlx_isolate_supervisor.orphans import process_start
-from mlx_isolate_supervisor.slot_settings import SlotSettings
+from mlx_isolate_supervisor.engines.orphans import process_start
+from mlx_isolate_supervisor.slots.lease import Lease
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.pool_rig import QUICK_RESTART, PoolRig, open_stream, pool_rig, run
 from tests.raw_http import RawClient
 from tests.waiting import wait_until

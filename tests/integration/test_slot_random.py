@@ -18,9 +18,9 @@ import pytest
 
 from mlx_isolate_shared.errors import HttpError
 from mlx_isolate_supervisor.config import MemoryPolicy
-from mlx_isolate_supervisor.lifecycle import Event, State, step
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.status import Transition
+from mlx_isolate_supervisor.slots.lifecycle import Event, State, step
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
+from mlx_isolate_supervisor.telemetry.status import Transition
 from tests.pool_rig import QUICK_RESTART, PoolRig, pool_rig, run
 from tests.waiting import wait_until
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.status import LoadStep
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
+from mlx_isolate_supervisor.telemetry.status import LoadStep
 from tests.pool_rig import QUICK_RESTART, open_stream, pool_rig, run
 from tests.waiting import wait_until
 

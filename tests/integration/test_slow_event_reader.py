@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 
 from mlx_isolate_shared.clock import SystemClock
-from mlx_isolate_supervisor import ui_routes
-from mlx_isolate_supervisor.observability import Observability
-from mlx_isolate_supervisor.status import Status, SupervisorStatus
-from mlx_isolate_supervisor.ui_routes import add_ui_routes
+from mlx_isolate_supervisor.pages import ui_routes
+from mlx_isolate_supervisor.pages.ui_routes import add_ui_routes
+from mlx_isolate_supervisor.telemetry.observability import Observability
+from mlx_isolate_supervisor.telemetry.status import Status, SupervisorStatus
 from tests.waiting import wait_until
 
 TEXT = "x" * 4000

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError, EngineError
-from mlx_isolate_supervisor import causes
-from mlx_isolate_supervisor.admission import SlotLease, Waiter, WaitingLine
-from mlx_isolate_supervisor.lease import Outcome
+from mlx_isolate_supervisor.slots import causes
+from mlx_isolate_supervisor.slots.admission import SlotLease, Waiter, WaitingLine
+from mlx_isolate_supervisor.slots.lease import Outcome
 
 
 class Engine:

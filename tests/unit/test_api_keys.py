@@ -3,9 +3,9 @@
 import pytest
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.auth import KeyRing
 from mlx_isolate_supervisor.commands.serve import check_exposure, is_loopback
 from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.pages.auth import KeyRing
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor import blas
-from mlx_isolate_supervisor.blas import choose_blas
+from mlx_isolate_supervisor.engines import blas
+from mlx_isolate_supervisor.engines.blas import choose_blas
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mlx_isolate_supervisor import causes
-from mlx_isolate_supervisor.lifecycle import Event
-from mlx_isolate_supervisor.process import Exit, describe_status
-from mlx_isolate_supervisor.restart import Judgement, RestartBudget
-from mlx_isolate_supervisor.status import LastExit
+from mlx_isolate_supervisor.engines.process import Exit, describe_status
+from mlx_isolate_supervisor.slots import causes
+from mlx_isolate_supervisor.slots.lifecycle import Event
+from mlx_isolate_supervisor.slots.restart import Judgement, RestartBudget
+from mlx_isolate_supervisor.telemetry.status import LastExit
 
 
 @pytest.mark.parametrize(

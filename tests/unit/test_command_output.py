@@ -7,13 +7,13 @@ from mlx_isolate_supervisor.commands.control import outcome_line
 from mlx_isolate_supervisor.commands.ps import ps_lines
 from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
-from mlx_isolate_supervisor.display import (
+from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_facts,
     describe_ready,
     draw_loading,
 )
-from mlx_isolate_supervisor.status import Failure, LastExit
+from mlx_isolate_supervisor.telemetry.status import Failure, LastExit
 from tests.fakes.statuses import FACTS, model_status, ready_status, status
 
 KILLED = LastExit(

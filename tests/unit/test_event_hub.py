@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_isolate_shared.errors import CapacityError
-from mlx_isolate_supervisor.events import (
+from mlx_isolate_supervisor.telemetry.events import (
     EVENT_BYTES_MAX,
     LIFECYCLE_EVENTS_MAX,
     READ_BYTES_MAX,

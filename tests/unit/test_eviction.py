@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from mlx_isolate_supervisor.config import GroupSpec
-from mlx_isolate_supervisor.eviction import Plan, Resident, Rules, Wish, decide, may_not_share
+from mlx_isolate_supervisor.models.eviction import (
+    Plan,
+    Resident,
+    Rules,
+    Wish,
+    decide,
+    may_not_share,
+)
 
 ONE = Rules(models_max=1)
 TEN = Rules(budget_bytes=10, ceiling_bytes=10)

@@ -9,9 +9,9 @@ import pytest
 
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
-from mlx_isolate_supervisor.hearing import COUNT_MAX, TEXT_CHARACTERS_MAX, hear
-from mlx_isolate_supervisor.metrics import ModelMetrics
-from mlx_isolate_supervisor.watchdog import begin_service, counters_of, hear_progress
+from mlx_isolate_supervisor.engines.hearing import COUNT_MAX, TEXT_CHARACTERS_MAX, hear
+from mlx_isolate_supervisor.slots.watchdog import begin_service, counters_of, hear_progress
+from mlx_isolate_supervisor.telemetry.metrics import ModelMetrics
 from tests.material.report_lines import GOOD, random_line
 
 FACTS = wire.ModelFacts(

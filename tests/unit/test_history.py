@@ -2,7 +2,13 @@
 
 import json
 
-from mlx_isolate_supervisor.history import FIELDS, MODELS_MAX, SAMPLES_MAX, History, Sample
+from mlx_isolate_supervisor.telemetry.history import (
+    FIELDS,
+    MODELS_MAX,
+    SAMPLES_MAX,
+    History,
+    Sample,
+)
 
 NOW = 1000.0
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.idle import asked_idle_s, idle_limit_s
+from mlx_isolate_supervisor.models.idle import asked_idle_s, idle_limit_s
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_isolate_supervisor import lifecycle
-from mlx_isolate_supervisor.lifecycle import TRANSITIONS, Action, Event, State, step
+from mlx_isolate_supervisor.slots import lifecycle
+from mlx_isolate_supervisor.slots.lifecycle import TRANSITIONS, Action, Event, State, step
 
 # States in which an engine process exists.
 LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from mlx_isolate_supervisor.log_file import LogFile
+from mlx_isolate_supervisor.telemetry.log_file import LogFile
 
 
 def test_lines_are_appended_to_what_there_is(tmp_path: Path) -> None:

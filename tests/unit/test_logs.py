@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from mlx_isolate_supervisor.logs import BOOK_LINES_MAX, EventFormatter, LogBook
+from mlx_isolate_supervisor.telemetry.logs import BOOK_LINES_MAX, EventFormatter, LogBook
 
 
 def record(event: str = "engine.ready", **facts: object) -> logging.LogRecord:

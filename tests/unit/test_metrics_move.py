@@ -10,12 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.clock import SystemClock
-from mlx_isolate_supervisor.events import EventHub
-from mlx_isolate_supervisor.exposition import write_metrics
-from mlx_isolate_supervisor.lease import Outcome
-from mlx_isolate_supervisor.metrics import Metrics
 from mlx_isolate_supervisor.relay.exchange import Exchange
-from mlx_isolate_supervisor.status import Status
+from mlx_isolate_supervisor.slots.lease import Outcome
+from mlx_isolate_supervisor.telemetry.events import EventHub
+from mlx_isolate_supervisor.telemetry.exposition import write_metrics
+from mlx_isolate_supervisor.telemetry.metrics import Metrics
+from mlx_isolate_supervisor.telemetry.status import Status
 from tests.architecture.generated import ROOT
 from tests.fakes.statuses import ready_status, status
 

@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 from mlx_isolate_shared import wire
-from mlx_isolate_supervisor.lease import Outcome
-from mlx_isolate_supervisor.metrics import (
+from mlx_isolate_supervisor.relay.exchange import Exchange
+from mlx_isolate_supervisor.slots.lease import Outcome
+from mlx_isolate_supervisor.telemetry.metrics import (
     CODE_LABELS_MAX,
     MODEL_LABELS_MAX,
     OTHER,
@@ -15,7 +16,6 @@ from mlx_isolate_supervisor.metrics import (
     ModelMetrics,
     phase,
 )
-from mlx_isolate_supervisor.relay.exchange import Exchange
 
 
 def exchange(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_isolate_supervisor.models_page import health, model_list, readiness, running_list
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.pages.models_page import health, model_list, readiness, running_list
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 from tests.fakes.statuses import model_status, ready_status
 
 UP = ready_status(id="up")

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_isolate_supervisor.config import MemoryPolicy
-from mlx_isolate_supervisor.overlap import has_room_for_two
+from mlx_isolate_supervisor.slots.overlap import has_room_for_two
 
 GB = 1_000_000_000
 

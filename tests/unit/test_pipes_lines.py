@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_isolate_supervisor.pipes import LineSplitter, Overlong
+from mlx_isolate_supervisor.engines.pipes import LineSplitter, Overlong
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])

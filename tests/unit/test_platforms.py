@@ -22,9 +22,9 @@ from mlx_isolate_shared import footprint
 from mlx_isolate_shared.config import SOCKET_PATH_BYTES_MAX
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import check_socket_path
-from mlx_isolate_supervisor import death_watch, memory, orphans, process
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
+from mlx_isolate_supervisor.engines import death_watch, memory, orphans, process
 from mlx_isolate_supervisor.relay import upstream
 from mlx_isolate_supervisor.relay.sink import unread_bytes
 from mlx_isolate_supervisor.service.managers import Launchd, manager_here

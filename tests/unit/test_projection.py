@@ -7,8 +7,8 @@ import pytest
 
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.footprints import ENTRIES_MAX, FootprintBook, footprint_key
-from mlx_isolate_supervisor.projection import PROCESS_BYTES, need_bytes, weights_bytes
+from mlx_isolate_supervisor.models.footprints import ENTRIES_MAX, FootprintBook, footprint_key
+from mlx_isolate_supervisor.models.projection import PROCESS_BYTES, need_bytes, weights_bytes
 
 MB = 1_000_000
 

@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK
-from mlx_isolate_supervisor.lifecycle import Event
-from mlx_isolate_supervisor.restart import (
+from mlx_isolate_supervisor.slots.lifecycle import Event
+from mlx_isolate_supervisor.slots.restart import (
     Ending,
     Judgement,
     RestartBudget,
@@ -13,7 +13,7 @@ from mlx_isolate_supervisor.restart import (
     judge,
     respawn_delay_s,
 )
-from mlx_isolate_supervisor.slot_settings import RestartSettings
+from mlx_isolate_supervisor.slots.slot_settings import RestartSettings
 
 SETTINGS = RestartSettings()
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.standby_plan import (
+from mlx_isolate_supervisor.engines.standby_plan import (
     PREPARING_MAX_S,
     REBIND_MIN_S,
     Demand,

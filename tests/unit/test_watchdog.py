@@ -3,8 +3,8 @@
 import pytest
 
 from mlx_isolate_shared import wire
-from mlx_isolate_supervisor.slot_settings import SlotSettings
-from mlx_isolate_supervisor.watchdog import (
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
+from mlx_isolate_supervisor.slots.watchdog import (
     begin_load,
     begin_service,
     hear_loading,

@@ -6,9 +6,9 @@ import msgspec
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
-from mlx_isolate_supervisor.display import describe_ready
 from mlx_isolate_supervisor.harmless import harmless
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.telemetry.display import describe_ready
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

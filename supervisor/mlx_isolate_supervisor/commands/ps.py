@@ -10,7 +10,7 @@ from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_
 from mlx_isolate_supervisor.commands.tables import paint_states, table, use_colours
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
-from mlx_isolate_supervisor.status import ModelStatus, Status
+from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
 
 HEADER = (
     *(

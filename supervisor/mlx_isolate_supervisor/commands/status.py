@@ -8,10 +8,10 @@ import msgspec
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.tables import paint_states, use_colours
-from mlx_isolate_supervisor.display import describe_facts
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
-from mlx_isolate_supervisor.status import LastExit, ModelStatus, StandbyStatus, Status
+from mlx_isolate_supervisor.telemetry.display import describe_facts
+from mlx_isolate_supervisor.telemetry.status import LastExit, ModelStatus, StandbyStatus, Status
 
 # Lines of a dead engine's output that are shown; all of them are in --json.
 TAIL_LINES = 5

@@ -14,8 +14,8 @@ from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 from mlx_isolate_supervisor.commands.serve import is_loopback
-from mlx_isolate_supervisor.rundir import holder_of
-from mlx_isolate_supervisor.status import Status
+from mlx_isolate_supervisor.engines.rundir import holder_of
+from mlx_isolate_supervisor.telemetry.status import Status
 
 POLL_S = 0.05
 

@@ -21,7 +21,7 @@ from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.parser import some_seconds
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
-from mlx_isolate_supervisor.status import ModelStatus, Status
+from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
 
 EVENTS_SHOWN = 8
 # Time over which tokens per second are taken.

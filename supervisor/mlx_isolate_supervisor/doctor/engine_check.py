@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from mlx_isolate_shared.probe import FolderFinding, ProbeAnswer
-from mlx_isolate_supervisor.blas import choose_blas
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.engines.blas import choose_blas
 
 PROBE = (sys.executable, "-P", "-m", "mlx_isolate_engine.probe")
 # Imports from a cold disk, and on a GPU its first kernel.

@@ -29,8 +29,8 @@ from mlx_isolate_supervisor.doctor.place_checks import (
     check_run_directory,
     check_service,
 )
-from mlx_isolate_supervisor.memory import available_bytes, physical_bytes
-from mlx_isolate_supervisor.pool_limits import pool_limits
+from mlx_isolate_supervisor.engines.memory import available_bytes, physical_bytes
+from mlx_isolate_supervisor.models.pool_limits import pool_limits
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME
 from mlx_isolate_supervisor.service.managers import manager_here
 from mlx_isolate_supervisor.settings.layers import Resolved

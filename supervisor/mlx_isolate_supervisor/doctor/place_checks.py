@@ -10,8 +10,8 @@ from mlx_isolate_shared.paths import check_socket_path, run_directory
 from mlx_isolate_supervisor.commands.client import Daemon
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.engines.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.listening import PortTakenError, bind
-from mlx_isolate_supervisor.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.service.managers import Manager, Run
 
 

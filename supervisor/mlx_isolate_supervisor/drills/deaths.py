@@ -6,7 +6,7 @@ from mlx_isolate_supervisor.drills.bounds import PROMISES
 from mlx_isolate_supervisor.drills.processes import Limit, child_of, send
 from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene
 from mlx_isolate_supervisor.drills.traffic import Seen
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 STREAMS = 4
 # Beyond what an engine has mapped when its memory is limited: less than any next step needs.

@@ -5,7 +5,7 @@ from typing import Any
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
 from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, Scene
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 # Bytes that a file may have meanwhile: less than any cache entry.
 FILE_BYTES = 4096

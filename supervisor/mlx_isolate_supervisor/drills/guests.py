@@ -10,7 +10,7 @@ import msgspec
 from mlx_isolate_supervisor.drills.record import Broken
 from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene
 from mlx_isolate_supervisor.drills.traffic import ENDLESS
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 STREAMS = 4
 # The stalled client asks for so many tokens and reads nothing for so long.

@@ -19,7 +19,7 @@ from mlx_isolate_supervisor.drills.record import Broken, Record
 from mlx_isolate_supervisor.drills.throwaway import OwnDaemon
 from mlx_isolate_supervisor.drills.traffic import ENDLESS, Client, Seen
 from mlx_isolate_supervisor.drills.watch import Watch, entered
-from mlx_isolate_supervisor.status import ModelStatus, Status
+from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
 
 T = TypeVar("T")
 

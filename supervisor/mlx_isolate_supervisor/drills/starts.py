@@ -8,7 +8,7 @@ from mlx_isolate_supervisor.drills.processes import child_of, send, wake
 from mlx_isolate_supervisor.drills.record import Broken
 from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene
 from mlx_isolate_supervisor.drills.traffic import Seen
-from mlx_isolate_supervisor.status import ModelStatus
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 # First requests that come at once.
 FIRST_REQUESTS = 16

@@ -9,11 +9,11 @@ import asyncio
 from aiohttp import web
 
 from mlx_isolate_shared.errors import HttpError
-from mlx_isolate_supervisor.lease import Admission
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.error_wire import error_event, raw_error_event
 from mlx_isolate_supervisor.relay.framing import AnswerHead, frame, parse_head
 from mlx_isolate_supervisor.relay.limits import RelayLimits
+from mlx_isolate_supervisor.slots.lease import Admission
 
 # A client that takes nothing is told nothing more.
 UNREAD_BYTES_MAX = 16 * 1024

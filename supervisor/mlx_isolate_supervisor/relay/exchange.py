@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Protocol
 
-from mlx_isolate_supervisor.lease import Outcome
+from mlx_isolate_supervisor.slots.lease import Outcome
 
 # The message with which an observer cancels the task of a running request, so that its client
 # is told so; a cancellation without it is a shutdown or a client that has gone.

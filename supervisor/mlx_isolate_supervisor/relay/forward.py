@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from aiohttp import HttpVersion11, web
 
 from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
-from mlx_isolate_supervisor.lease import Admission, Lease, Outcome, Router
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.company import Company
 from mlx_isolate_supervisor.relay.edge import ENGINE_PATH, REQUEST_ID
@@ -47,6 +46,7 @@ from mlx_isolate_supervisor.relay.upstream import (
     EngineGone,
     RequestUnread,
 )
+from mlx_isolate_supervisor.slots.lease import Admission, Lease, Outcome, Router
 
 # A transport with nothing to send takes this and a head without asking its writer to wait.
 _AT_ONCE_BYTES_MAX = 32 * 1024

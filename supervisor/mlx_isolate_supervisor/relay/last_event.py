@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from mlx_isolate_supervisor.lease import Outcome
+from mlx_isolate_supervisor.slots.lease import Outcome
 
 # No text of a model can hold these: in JSON a line end is written as an escape.
 _DATA = b"\ndata: "

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from mlx_isolate_shared.errors import CapacityError, RequestError
-from mlx_isolate_supervisor.idle import asked_idle_s
+from mlx_isolate_supervisor.models.idle import asked_idle_s
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 
 

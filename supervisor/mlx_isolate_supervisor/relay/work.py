@@ -2,12 +2,12 @@
 
 from aiohttp import web
 
-from mlx_isolate_supervisor.lease import Router
 from mlx_isolate_supervisor.relay.edge import answer_expect
 from mlx_isolate_supervisor.relay.exchange import RelayObserver
 from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.relay.target import UPSTREAM, WORK_PATHS
+from mlx_isolate_supervisor.slots.lease import Router
 
 # Paths on this server that are others on the engine. Queries are kept.
 _ALIASES = {"/chat/completions": "/v1/chat/completions"}

@@ -11,7 +11,7 @@ from mlx_isolate_supervisor.service.command_line import Installation
 from mlx_isolate_supervisor.service.definition import File
 from mlx_isolate_supervisor.service.files import make_folder, remember, restore, write
 from mlx_isolate_supervisor.service.managers import Command, Manager, Run
-from mlx_isolate_supervisor.status import Status
+from mlx_isolate_supervisor.telemetry.status import Status
 
 POLL_S = 0.2
 

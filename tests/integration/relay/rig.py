@@ -14,7 +14,6 @@ import uvloop
 from aiohttp import web
 
 from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
-from mlx_isolate_supervisor.lease import Outcome
 from mlx_isolate_supervisor.relay.client import client_factory, runner_options
 from mlx_isolate_supervisor.relay.edge import Edge
 from mlx_isolate_supervisor.relay.exchange import CANCELLED_BY_OPERATOR, Exchange
@@ -24,6 +23,7 @@ from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
 from mlx_isolate_supervisor.relay.pool import EnginePool
 from mlx_isolate_supervisor.relay.work import mount
+from mlx_isolate_supervisor.slots.lease import Outcome
 
 # Every wait on a socket in these tests ends by then; none should come near it.
 DEADLINE_S = 20.0

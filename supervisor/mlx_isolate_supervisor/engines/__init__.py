@@ -1,0 +1,1 @@
+"""Engine processes: spawned, watched, signalled and reaped; no policy of models."""

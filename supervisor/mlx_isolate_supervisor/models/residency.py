@@ -1,0 +1,449 @@
+"""Who may be loaded: keeps the models' claims to memory, and carries out what `eviction` decides.
+
+One for all slots, on their loop. It owns claims and wishes and nothing else: a slot is asked for
+facts and told what was decided, and refuses an eviction that has become wrong meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from mlx_isolate_shared.errors import CapacityError
+from mlx_isolate_supervisor.engines import memory
+from mlx_isolate_supervisor.models.eviction import Plan, Resident, Rules, Wish, decide
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.slots import causes
+from mlx_isolate_supervisor.telemetry.logs import log_event
+
+# How often it is looked whether models grew over the budget, or memory came back.
+LOOK_INTERVAL_S = 2.0
+RETURN_POLL_S = 0.05
+# An engine below this size gives its memory back too fast for anybody to wait for.
+RETURN_BYTES_MIN = 1_000_000_000
+# How much of what an engine held must be free again before the next one loads, for how long that
+# is waited for. Wired memory of a killed process may stay leaked on macOS until a reboot.
+RETURN_SHARE = 0.8
+RETURN_LIMIT_S = 15.0
+
+
+class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot says of itself when asked; see `eviction.Resident`.
+
+    Attributes:
+        measured_bytes: what its processes hold now, 0 where not known yet.
+        engines: its engine (or the respawn of it), its successor, and those that still drain.
+    """
+
+    measured_bytes: int
+    is_idle: bool
+    is_leaving: bool
+    is_pinned: bool
+    is_lasting: bool
+    engines: int
+    used_s: float
+    turn_s: float
+
+
+class Tenant(Protocol):
+    """A slot, as the residency sees it."""
+
+    @property
+    def model_id(self) -> str:
+        """The id that clients use."""
+        ...
+
+    def tenancy(self) -> Tenancy:
+        """Facts, from memory."""
+        ...
+
+    def take_room(self) -> None:
+        """What was asked for is granted."""
+        ...
+
+    def miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
+        """It is refused, or (None) dropped, since nobody waits for it."""
+        ...
+
+    def make_room(self, reason: str) -> None:
+        """Leave, if still idle."""
+        ...
+
+    def step_aside(self, reason: str) -> None:
+        """Leave, since the model that replaces this one is ready."""
+        ...
+
+    def look_again(self) -> None:
+        """Nobody is held back any more."""
+        ...
+
+
+class Spares(Protocol):
+    """The spare engines, as far as they are in the way."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What all of them hold."""
+        ...
+
+    def shed(self) -> None:
+        """End all of them."""
+        ...
+
+
+class Residence:
+    """One slot's place in the residency.
+
+    Attributes:
+        cutoff_s: requests that came after it wait, since the model is to leave; None = none.
+        reason: why its wish waits, a phrase; None where none does.
+        claimed_bytes: what it was granted room for, 0 without a claim.
+    """
+
+    def __init__(self, residency: "Residency", tenant: Tenant) -> None:
+        self._residency = residency
+        self.tenant = tenant
+        self.cutoff_s: float | None = None
+        self.reason: str | None = None
+        self.claimed_bytes = 0
+        self.is_granted = False
+        self.wish: Wish | None = None
+        self.is_evicting = False
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for its wish."""
+        return self.wish is not None and self.wish.is_urgent
+
+    def claim(self, need_bytes: int, since_s: float, *, is_urgent: bool) -> bool:
+        """Whether an engine may be started now; else that is granted or refused later."""
+        if self.is_granted and need_bytes <= self.claimed_bytes and not self._residency.is_owed:
+            return True
+        self.wish = Wish(
+            id=self.tenant.model_id,
+            need_bytes=need_bytes,
+            since_s=since_s if self.wish is None else min(since_s, self.wish.since_s),
+            is_urgent=is_urgent or (self.wish is not None and self.wish.is_urgent),
+        )
+        if self.is_granted and need_bytes > self.claimed_bytes:
+            self._forget_claim()
+        self._residency.is_contended = True
+        return self._residency.look_at(self)
+
+    def withdraw(self) -> None:
+        """Nothing is wished for any more."""
+        if self.wish is not None:
+            self.wish, self.reason = None, None
+            self._residency.note_change()
+
+    def release(self) -> None:
+        """Nothing is left of it: its claim is over."""
+        if self.is_granted:
+            self._forget_claim()
+            self._residency.note_change()
+
+    def _forget_claim(self) -> None:
+        self.is_granted, self.claimed_bytes = False, 0
+        self.cutoff_s, self.is_evicting = None, False
+        self._residency.forget(self)
+
+    def note_declined(self) -> None:
+        """It was to leave, and is in use again."""
+        self.is_evicting = False
+        self._residency.note_change()
+
+    def note_ready(self) -> None:
+        """Its engine serves now."""
+        self._residency.note_ready(self)
+
+    def note_change(self) -> None:
+        """Something about it may have changed; it matters only while somebody waits for room."""
+        if self._residency.is_contended:
+            self._residency.note_change()
+
+    def has_space_beside(self, need_bytes: int) -> bool:
+        """Whether the budget allows a second engine of the model."""
+        return self._residency.has_space(need_bytes)
+
+
+class _Returning(msgspec.Struct, frozen=True):
+    """Memory that an engine held and that has to come back: until when, and at which mark."""
+
+    model: str
+    mark_bytes: int
+    give_up_s: float
+
+
+class Residency:
+    """The claims of all slots.
+
+    Args:
+        now: monotonic seconds.
+        available_bytes: memory that is free for another engine; None if unknown.
+
+    Attributes:
+        limits: in force.
+        is_contended: somebody waits for room, or too much is held; else nobody's use matters.
+    """
+
+    def __init__(
+        self,
+        limits: PoolLimits,
+        *,
+        now: Callable[[], float],
+        available_bytes: Callable[[], int | None] = memory.available_bytes,
+    ) -> None:
+        self.limits = limits
+        self._now = now
+        self._available_bytes = available_bytes
+        self._residences: dict[Tenant, Residence] = {}
+        # By the residence that replaces them, once it is ready: those that leave then.
+        self._replaced: dict[Residence, tuple[Residence, ...]] = {}
+        self._spares: Spares | None = None
+        self._returning: _Returning | None = None
+        self._is_looking = False
+        self._is_due = False
+        self.is_contended = False
+        self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, tenant: Tenant) -> Residence:
+        """A place for one more slot."""
+        residence = Residence(self, tenant)
+        self._residences[tenant] = residence
+        return residence
+
+    def leave(self, tenant: Tenant) -> None:
+        """A slot is gone for good."""
+        self._residences.pop(tenant).release()
+        self.note_change()
+
+    def start(self, spares: Spares | None) -> None:
+        """Look at the budget from time to time."""
+        self._spares = spares
+        self._arm(LOOK_INTERVAL_S)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def adopt(self, limits: PoolLimits) -> None:
+        """Other limits, from now on."""
+        self.limits = limits
+        self.note_change()
+
+    # -- What others ask --------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """What all models hold or have been promised, and the spares."""
+        spares = 0 if self._spares is None else self._spares.held_bytes
+        return spares + sum(self._bytes_of(r) for r in self._residences.values() if r.is_granted)
+
+    def has_space(self, need_bytes: int) -> bool:
+        """Whether so much fits into the budget beside everything, and nobody waits for it."""
+        budget = self.limits.budget_bytes
+        if self._returning is not None or self._wishes():
+            return False
+        return budget is None or self.held_bytes + need_bytes <= budget
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether memory of an engine that has ended may not have come back yet."""
+        return self._returning is not None
+
+    def note_gone(self, model: str, held_bytes: int, available_before: int | None) -> None:
+        """An engine is reaped: the next load waits until its memory has come back.
+
+        Args:
+            held_bytes: what it held at last.
+            available_before: what was free while it lived; None if unknown.
+        """
+        if held_bytes < RETURN_BYTES_MIN or available_before is None:
+            return
+        mark = available_before + int(held_bytes * RETURN_SHARE)
+        self._returning = _Returning(model, mark, self._now() + RETURN_LIMIT_S)
+
+    def look_at(self, asker: Residence) -> bool:
+        """Decide anew, because of `asker`'s wish; whether it has come true."""
+        if self._is_looking:
+            self.note_change()
+            return False
+        self._look(asker)
+        return asker.is_granted and asker.wish is None
+
+    def note_change(self) -> None:
+        """Something has changed that the decision depends on: decide anew soon."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def note_ready(self, residence: Residence) -> None:
+        """What `residence` replaces leaves now."""
+        for other in self._replaced.pop(residence, ()):
+            other.tenant.step_aside(f"{residence.tenant.model_id} has replaced it")
+
+    def forget(self, residence: Residence) -> None:
+        """`residence` has no claim any more, so it neither replaces nor is replaced."""
+        self._replaced.pop(residence, None)
+        for newcomer, others in self._replaced.items():
+            self._replaced[newcomer] = tuple(other for other in others if other is not residence)
+
+    def _wishes(self) -> list[Wish]:
+        return [r.wish for r in self._residences.values() if r.wish is not None]
+
+    # -- Deciding ---------------------------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        self._is_due = False
+        self._look(None)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        try:
+            self._look(None)
+        finally:
+            if self._timer is None:
+                self._arm(LOOK_INTERVAL_S)
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _look(self, asker: Residence | None) -> None:
+        self._is_looking = True
+        told: list[Callable[[], None]] = []
+        try:
+            if not self._has_come_back():
+                self._arm(RETURN_POLL_S)
+                return
+            for residence in self._residences.values():
+                if residence.is_granted and residence.wish is not None:
+                    # A respawn, which only had to wait for memory.
+                    self._grant(residence, told, asker)
+            self._carry_out(self._decide(), told, asker)
+        finally:
+            # What has been decided is told, also where the rest could not be.
+            for tell in told:
+                tell()
+            self._is_looking = False
+            self.is_contended = self._is_over or bool(self._wishes())
+
+    def _has_come_back(self) -> bool:
+        returning, wishes = self._returning, self._wishes()
+        if returning is None or not wishes:
+            return True
+        available = self._available_bytes()
+        needed = max(wish.need_bytes for wish in wishes)
+        if available is not None and available < min(returning.mark_bytes, 2 * needed):
+            if self._now() < returning.give_up_s:
+                for residence in self._residences.values():
+                    if residence.wish is not None:
+                        residence.reason = f"until the memory of {returning.model} has come back"
+                return False
+            log_event(
+                "memory.not_returned",
+                logging.WARNING,
+                model=returning.model,
+                available_bytes=available,
+                expected_bytes=returning.mark_bytes,
+                waited_s=RETURN_LIMIT_S,
+            )
+        self._returning = None
+        return True
+
+    def _decide(self) -> Plan:
+        limits = self.limits
+        residents: list[Resident] = []
+        wishes: list[Wish] = []
+        leaving = {other for others in self._replaced.values() for other in others}
+        for residence in self._residences.values():
+            if residence.is_granted:
+                residents.append(self._resident(residence, residence in leaving))
+            elif residence.wish is not None:
+                wishes.append(residence.wish)
+        rules = Rules(
+            budget_bytes=limits.budget_bytes,
+            ceiling_bytes=limits.ceiling_bytes,
+            models_max=limits.models_max,
+            groups=limits.groups,
+            may_overlap=limits.policy == "keep_then_commit",
+        )
+        spares = 0 if self._spares is None else self._spares.held_bytes
+        return decide(rules, residents, wishes, spares)
+
+    def _resident(self, residence: Residence, is_replaced: bool) -> Resident:
+        facts = residence.tenant.tenancy()
+        return Resident(
+            id=residence.tenant.model_id,
+            bytes=max(residence.claimed_bytes * facts.engines, facts.measured_bytes),
+            is_idle=facts.is_idle,
+            is_leaving=facts.is_leaving or is_replaced,
+            is_pinned=facts.is_pinned,
+            is_lasting=facts.is_lasting,
+            used_s=facts.used_s,
+            turn_s=facts.turn_s,
+        )
+
+    def _bytes_of(self, residence: Residence) -> int:
+        return self._resident(residence, False).bytes
+
+    def _carry_out(
+        self, plan: Plan, told: list[Callable[[], None]], asker: Residence | None
+    ) -> None:
+        by_id = {r.tenant.model_id: r for r in self._residences.values()}
+        self._is_over = plan.is_over
+        if plan.sheds_spares and self._spares is not None:
+            told.append(self._spares.shed)
+        for residence in by_id.values():
+            id = residence.tenant.model_id
+            before, residence.cutoff_s = residence.cutoff_s, plan.holds.get(id)
+            residence.reason = plan.waits.get(id)
+            if before is not None and residence.cutoff_s is None:
+                told.append(residence.tenant.look_again)
+        for id in plan.grants:
+            self._grant(by_id[id], told, asker)
+        for id, others in plan.replaced.items():
+            self._replaced[by_id[id]] = tuple(by_id[other] for other in others)
+        for id, refusal in plan.refusals.items():
+            self._miss(by_id[id], partial(causes.no_room, id, refusal), told)
+        for id in plan.dropped:
+            self._miss(by_id[id], None, told)
+        for id, for_id in plan.evictions.items():
+            self._evict(by_id[id], for_id, told)
+
+    def _grant(
+        self, residence: Residence, told: list[Callable[[], None]], asker: Residence | None
+    ) -> None:
+        assert residence.wish is not None
+        if not residence.is_granted:
+            residence.is_granted = True
+            residence.claimed_bytes = residence.wish.need_bytes
+        residence.wish, residence.reason = None, None
+        if residence is not asker:
+            told.append(residence.tenant.take_room)
+
+    def _miss(
+        self,
+        residence: Residence,
+        make_error: Callable[[], CapacityError] | None,
+        told: list[Callable[[], None]],
+    ) -> None:
+        residence.wish, residence.reason = None, None
+        told.append(partial(residence.tenant.miss_room, make_error))
+
+    def _evict(self, residence: Residence, for_id: str, told: list[Callable[[], None]]) -> None:
+        if residence.is_evicting:
+            return
+        residence.is_evicting = True
+        if for_id == residence.tenant.model_id:
+            reason = "all models together hold more than they may"
+        else:
+            reason = f"it makes room for {for_id}"
+        told.append(partial(residence.tenant.make_room, reason))

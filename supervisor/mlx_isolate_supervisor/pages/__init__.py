@@ -1,0 +1,1 @@
+"""The supervisor's own endpoints: pages, lists, controls, and who may use them."""

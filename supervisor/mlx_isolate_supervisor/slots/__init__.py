@@ -1,0 +1,1 @@
+"""One model: its state, its engine and successors, who waits for it and who has a place."""

@@ -1,0 +1,497 @@
+"""One model to everybody else: its mailbox, its queue of requests.
+
+Everything that can happen to a slot is a message in its mailbox, handled one after the other, by
+whoever posts while none is handled; nothing else changes a slot or its machine. Implements `lease.Admission`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from mlx_isolate_shared.errors import CapacityError
+from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.standby_plan import Demand
+from mlx_isolate_supervisor.models.lodging import Lodging
+from mlx_isolate_supervisor.slots import causes
+from mlx_isolate_supervisor.slots.admission import SlotLease, Waiter, WaitingLine
+from mlx_isolate_supervisor.slots.incarnation import Incarnation
+from mlx_isolate_supervisor.slots.lease import Lease, Outcome
+from mlx_isolate_supervisor.slots.lifecycle import State
+from mlx_isolate_supervisor.slots.machine import Machine
+from mlx_isolate_supervisor.slots.slot_context import SlotContext
+from mlx_isolate_supervisor.telemetry.logs import log_failure
+from mlx_isolate_supervisor.telemetry.status import ModelStatus
+
+# A respawn due within this time is as good as begun: a spare made now would compete with it.
+SOON_S = 5.0
+
+# After faults of our own the record is mended at once, but no more often than this.
+MEND_INTERVAL_S = 1.0
+
+# Not yet (False), now (True), or never (the reason).
+Condition = Callable[[], bool | CapacityError]
+# Told that a message failed.
+OnFault = Callable[[CapacityError], object]
+
+
+class Slot:
+    """One model's slot. Call `start` on the event loop before anything else."""
+
+    def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
+        self._settings = context.settings
+        self._now = context.clock.monotonic
+        self._mailbox: deque[tuple[Callable[[], object], OnFault | None]] = deque()
+        self._is_open = False
+        self._is_handling = False
+        self._is_cut = False
+        self._is_over = False
+        # A message has failed since the record was last mended, and when it may be mended again.
+        self._is_suspect = False
+        self._mend_at = 0.0
+        self._is_mend_due = False
+        # What is told to who waits, or comes, once the slot stops.
+        self._stop_error: Callable[[], CapacityError] = causes.shutting_down
+        self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
+        self._line = WaitingLine()
+        self._machine = Machine(spec, context, self)
+        self._lodging = Lodging(
+            self._machine,
+            self._line,
+            context,
+            post=self.post,
+            has_callers=lambda: bool(self._conditions),
+        )
+        self._residence = self._lodging.residence
+
+    def __repr__(self) -> str:
+        """Id, state, engine and who waits."""
+        machine = self._machine
+        engine = "no engine" if machine.crew.engine is None else repr(machine.crew.engine)
+        return f"<Slot {machine.spec.id} {machine.state} {engine} waiting={len(self._line)}>"
+
+    # -- What others ask for: each posts a message, and awaits its outcome ------------------------
+
+    @property
+    def model_id(self) -> str:
+        """The id that clients use."""
+        return self._machine.spec.id
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The configuration in force."""
+        return self._machine.spec
+
+    def start(self) -> None:
+        """Handle messages from the next turn of the loop on; the model stays down until wanted."""
+        asyncio.get_running_loop().call_soon(self._open)
+
+    def want_up(self) -> None:
+        """Load the model, if it is down; does not wait."""
+        self.post(self._lodging.want_up)
+
+    @property
+    def sends_loading_state(self) -> bool:
+        """Whether streaming clients are told what they wait for."""
+        return self._machine.spec.send_loading_state
+
+    def describe_wait(self) -> str:
+        """What a request that waits is waiting for, one line for its client."""
+        machine, engine = self._machine, self._machine.crew.engine
+        name = machine.spec.id
+        if self._residence.reason is not None:
+            return f"{name} waits {self._residence.reason}"
+        if machine.state is State.READY:
+            return f"{len(self._line)} requests wait for a place in {name}"
+        if engine is not None and engine.loading is not None:
+            fraction = engine.loading.fraction
+            share = "" if fraction is None else f" {fraction:.0%}"
+            return f"{name} is loading: {engine.loading.stage}{share}"
+        return f"{name} is {machine.state}"
+
+    def keep_alive(self, idle_s: float) -> None:
+        """Stay loaded for so long after the last request, until another asks for something else.
+
+        0 = unload once idle, infinite = stay. An unload forgets it.
+        """
+        self.post(partial(self._lodging.keep_alive, idle_s))
+
+    def take_limits(self) -> None:
+        """The limits of the pool have changed."""
+        self.post(self._lodging.take_limits)
+
+    async def admit(self, request_id: str) -> Lease:
+        """Wait in line for a ready engine with a free place; see `lease.Admission`."""
+        if self._is_over:
+            raise self._stop_error()
+        waiter = Waiter(request_id)
+        self.post(partial(self._arrive, waiter), partial(self._line.refuse, waiter))
+        if not waiter.place.done():
+            expire = partial(self.post, partial(self._expire, waiter))
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
+        try:
+            return await waiter.wait_place()
+        except asyncio.CancelledError:
+            self.post(partial(self._line.leave, waiter))
+            raise
+
+    async def ensure_ready(self, timeout_s: float) -> None:
+        """Want the model up, and wait until it is READY.
+
+        Raises:
+            CapacityError: 503 with the cause when it fails, or when `timeout_s` has passed.
+        """
+        load = object()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(self._is_ready, partial(self._lodging.begin_load, load))
+        except TimeoutError:
+            raise self._waited_in_vain() from None
+        finally:
+            self.post(partial(self._lodging.end_load, load))
+
+    async def unload(self, drain_timeout_s: float | None = None) -> None:
+        """Drain, stop, and stay down until wanted again; returns when the engine is gone.
+
+        Requests that wait in line stay there, and bring up another engine.
+        """
+        machine, number = self._machine, self._machine.crew.spawned
+        await self._until(
+            lambda: (
+                machine.crew.is_empty
+                or (machine.crew.engine is not None and machine.crew.engine.number > number)
+            ),
+            partial(self._lodging.go_down, drain_timeout_s, "it was unloaded"),
+        )
+
+    async def reload(self, spec: ModelSpec | None = None) -> None:
+        """Replace the engine (by one with `spec`); returns once the new one serves, or FAILED.
+
+        Where memory allows, the new one loads beside the old one, which then drains; else the old
+        one drains first. A model that is down only takes the new configuration.
+
+        Raises:
+            CapacityError: 503, the new one did not come up and the old one serves on.
+        """
+        number = self._machine.crew.spawned
+        await self._until(
+            lambda: self._is_settled_after(number), partial(self._machine.change_spec, spec)
+        )
+
+    def adjust(self, spec: ModelSpec) -> None:
+        """Take a configuration that differs only in what the supervisor looks at."""
+        self.post(partial(self._machine.adjust_spec, spec))
+        self.post(self._lodging.take_limits)
+
+    def reset(self) -> None:
+        """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
+        self.post(partial(self._machine.reset, "it was reset"))
+
+    async def leave(self, limit_s: float) -> None:
+        """As `stop`, for a model that is to be served no longer."""
+        self._stop_error = partial(causes.removed, self.model_id)
+        await self.stop(limit_s)
+
+    async def stop(self, limit_s: float) -> None:
+        """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
+        if self._is_over:
+            return
+        self.post(partial(self._line.refuse_all, self._stop_error))
+        self.post(self._residence.withdraw)
+        self.post(partial(self._machine.shut_down, self._now() + limit_s))
+        if self._is_cut:
+            # A second signal may come before the first has got here.
+            self.post(self._machine.cut)
+        await self._until(
+            lambda: self._machine.state is State.STOPPED and self._machine.crew.is_empty
+        )
+        self._machine.timers.cancel_all()
+        self._is_over = True
+        self._lodging.end()
+
+    def cut(self) -> None:
+        """Hurry a `stop`, running or about to: kill what is left."""
+        self._is_cut = True
+        self.post(self._machine.cut)
+
+    @property
+    def output(self) -> tuple[str, ...]:
+        """The last lines of output of this model's engines, oldest first."""
+        return tuple(self._machine.crew.output)
+
+    def status(self) -> ModelStatus:
+        """A snapshot from memory."""
+        machine, engine = self._machine, self._machine.crew.engine
+        return ModelStatus(
+            id=machine.spec.id,
+            aliases=machine.spec.aliases,
+            desired="up" if machine.wanted else "down",
+            state=machine.state.value,
+            pid=engine.process.pid if engine else None,
+            incarnation=engine.number if engine else machine.crew.spawned,
+            socket=engine.socket_path if engine else None,
+            since=machine.since,
+            restarts=machine.restarts.total(),
+            restarts_by_cause=dict(machine.restarts),
+            last_exit=machine.last_exit,
+            active=(len(engine.leases) if engine else 0) + machine.crew.retirees.places_held,
+            queued=len(self._line),
+            load_s=engine.load_s if engine else None,
+            bare_load_s=engine.bare_load_s if engine else None,
+            memory_bytes=engine.memory[0] if engine and engine.memory else None,
+            memory_kind=engine.memory[1] if engine and engine.memory else None,
+            facts=engine.facts if engine else None,
+            loading=engine.loading if engine else None,
+            progress=engine.progress if engine else None,
+            failure=machine.failure,
+            next_try_s=machine.next_try_s if machine.state is State.BACKOFF else None,
+            replacement=machine.crew.replacement,
+            pinned=machine.spec.pinned,
+            ttl_s=self._lodging.idle_limit_s,
+            ttl_left_s=self._lodging.ttl_left_s,
+            claimed_bytes=self._residence.claimed_bytes or None,
+            waits_for=self._residence.reason,
+        )
+
+    # -- What its machine asks (machine.SlotSide) -------------------------------------------------
+
+    def ask_room(self) -> bool:
+        """Whether an engine may be started now; else that is granted or refused later."""
+        return self._lodging.ask_room()
+
+    def has_space_beside(self) -> bool:
+        """Whether the memory budget allows a second engine."""
+        return self._lodging.has_space_beside()
+
+    def note_ready(self) -> None:
+        """An engine has become ready."""
+        self._lodging.note_ready()
+
+    def refuse_failed(self) -> None:
+        """Refuse everybody who waits."""
+        self._lodging.was_refused = bool(len(self._line))
+        self._line.refuse_all(self._machine.failed_error)
+
+    # -- What others read -------------------------------------------------------------------------
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether an engine of it loads or is about to, a download not counted."""
+        machine = self._machine
+        if machine.state is State.BACKOFF and (machine.next_try_s or 0.0) < SOON_S:
+            return True
+        loading = [machine.crew.successor]
+        if machine.state is State.STARTING:
+            loading.append(machine.crew.engine)
+        return any(
+            engine is not None
+            and engine.facts is None
+            and (engine.loading is None or engine.loading.stage != "download")
+            for engine in loading
+        )
+
+    @property
+    def demand(self) -> Demand | None:
+        """How much it is used, if it is to be up and can."""
+        machine = self._machine
+        if not machine.wanted or machine.state is State.FAILED:
+            return None
+        engine = machine.crew.engine
+        busy = (len(engine.leases) if engine else 0) + len(self._line)
+        return Demand(machine.spec, busy)
+
+    # -- The mailbox ------------------------------------------------------------------------------
+
+    def post(self, message: Callable[[], object], on_fault: OnFault | None = None) -> None:
+        """Handle `message` after every one that was posted before it.
+
+        At once, where no other is being handled: a request that finds a free place does not wait
+        for a turn of the loop. What is posted while a message is handled, as a consequence of it,
+        comes after it, so that none ever meets the state that another has half changed.
+
+        Args:
+            message: what to do.
+            on_fault: told if it fails by a fault of our own.
+        """
+        self._mailbox.append((message, on_fault))
+        if self._is_open and not self._is_handling:
+            self._handle()
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._handle()
+
+    def _handle(self) -> None:
+        self._is_handling = True
+        try:
+            while not self._is_over:
+                if self._mailbox:
+                    self._attempt(*self._mailbox.popleft())
+                elif self._is_suspect:
+                    # Only now: the exit of an engine that is missed may have been in a message.
+                    self._is_suspect = False
+                    if not self._mend():
+                        break
+                else:
+                    break
+                self._settle()
+        finally:
+            # Whatever came through, the next message must not find the mailbox shut for ever.
+            self._is_handling = False
+
+    def _attempt(self, act: Callable[[], object], on_fault: OnFault | None = None) -> None:
+        """Do it; a fault of our own must cost neither the front end nor the model for good."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001
+            self._is_suspect = True
+            log_failure("slot.message_failed", error, model=self.model_id)
+            if on_fault is not None:
+                on_fault(causes.not_done(self.model_id))
+
+    def _mend(self) -> bool:
+        """Something failed half done: make the record agree with itself; False = only later."""
+        wait_s = self._mend_at - self._now()
+        if wait_s > 0.0:
+            if not self._is_mend_due:
+                self._is_mend_due = True
+                asyncio.get_running_loop().call_later(wait_s, self.post, self._suspect)
+            return False
+        self._mend_at = self._now() + MEND_INTERVAL_S
+        self._attempt(self._lodging.mend)
+        return True
+
+    def _suspect(self) -> None:
+        self._is_suspect, self._is_mend_due = True, False
+
+    def _settle(self) -> None:
+        """What holds after every message: nobody waits for nothing, free places are given."""
+        self._attempt(self._lodging.settle)
+        self._attempt(self._grant)
+        for entry in tuple(self._conditions):
+            condition, future = entry
+            self._attempt(partial(_look_at, condition, future), partial(_refuse, future))
+            if future.done():
+                self._conditions.remove(entry)
+        self._attempt(self._residence.note_change)
+
+    async def _until(self, condition: Condition, act: Callable[[], object] | None = None) -> None:
+        """Do `act` as a message, then wait for `condition`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if act is not None:
+            self.post(act, partial(_refuse, future))
+        self.post(partial(self._conditions.append, (condition, future)))
+        await future
+
+    def _is_ready(self) -> bool | CapacityError:
+        if self._machine.stop_by is not None:
+            return self._stop_error()
+        if self._machine.state is State.FAILED and self._machine.deferred is None:
+            return self._machine.failed_error()
+        if self._machine.room_error is not None and self._machine.state is State.STOPPED:
+            return self._machine.room_error()
+        return self._machine.state is State.READY
+
+    def _is_settled_after(self, number: int) -> bool | CapacityError:
+        machine = self._machine
+        replacement = machine.crew.replacement
+        if replacement is not None and replacement.error and replacement.incarnation > number:
+            return causes.replacement_failed(self.model_id, replacement.error)
+        if machine.state is State.READY and machine.crew.engine is not None:
+            return machine.crew.engine.number > number
+        if machine.state is State.FAILED:
+            # Tried again in vain, or there is no room to try it again.
+            return machine.deferred is None
+        return machine.state is State.STOPPED
+
+    # -- Requests ---------------------------------------------------------------------------------
+
+    def _arrive(self, waiter: Waiter) -> None:
+        if waiter.place.done():
+            return
+        machine = self._machine
+        machine.look_for_repair()
+        if machine.stop_by is not None:
+            self._line.refuse(waiter, self._stop_error())
+        elif machine.state is State.FAILED and machine.deferred is None:
+            self._lodging.was_refused = True
+            self._line.refuse(waiter, machine.failed_error())
+        elif len(self._line) >= self._settings.queued_requests_max and not self._may_enter():
+            self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
+        else:
+            waiter.arrived_s = self._now()
+            self._line.join(waiter)
+            self._lodging.want_up()
+
+    def _expire(self, waiter: Waiter) -> None:
+        self._line.refuse(waiter, self._waited_in_vain())
+
+    def _has_place(self) -> bool:
+        engine = self._machine.crew.engine
+        return (
+            self._machine.state is State.READY
+            and engine is not None
+            and not engine.is_dying
+            and len(engine.leases) < self.spec.places
+        )
+
+    def _may_enter(self) -> bool:
+        """Whether a request that comes now gets a place at once."""
+        return self._residence.cutoff_s is None and self._has_place()
+
+    def _grant(self) -> None:
+        while len(self._line) and self._has_place() and not self._lodging.holds_back:
+            engine = self._machine.crew.engine
+            assert engine is not None
+            lease = self._line.grant_first(partial(self._make_lease, engine))
+            if lease is None:
+                return
+            engine.leases.add(lease)
+
+    def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
+        def release(lease: SlotLease, outcome: Outcome) -> None:
+            # Whatever fails, the place is free again.
+            self.post(
+                partial(self._give_back, engine, lease, outcome),
+                lambda _: engine.leases.discard(lease),
+            )
+
+        note_upgrade = partial(self.post, partial(self._machine.note_free, engine))
+        return SlotLease(engine, waiter.request_id, release, note_upgrade)
+
+    def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
+        engine.leases.discard(lease)
+        if not engine.leases:
+            self._lodging.note_used()
+        if outcome == "answered":
+            self._machine.note_completion(engine)
+        self._machine.note_free(engine)
+
+    def _waited_in_vain(self) -> CapacityError:
+        machine = self._machine
+        retry_after_s = machine.next_try_s or 1.0
+        if self._residence.reason is not None:
+            cause = f"it waits {self._residence.reason}"
+        elif machine.state is State.READY:
+            cause = f"all {self.spec.places} places are taken"
+        elif machine.last_exit is not None and machine.state in (State.STARTING, State.BACKOFF):
+            cause = (
+                f"the engine is {machine.state}, and of its last one: {machine.last_exit.reason}"
+            )
+        else:
+            cause = f"the engine is {machine.state}"
+        return causes.waited_in_vain(self.model_id, cause, retry_after_s)
+
+
+def _look_at(condition: Condition, future: asyncio.Future[None]) -> None:
+    verdict = False if future.done() else condition()
+    if isinstance(verdict, CapacityError):
+        future.set_exception(verdict)
+    elif verdict:
+        future.set_result(None)
+
+
+def _refuse(future: asyncio.Future[None], error: CapacityError) -> None:
+    if not future.done():
+        future.set_exception(error)
