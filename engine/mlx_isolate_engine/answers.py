@@ -35,7 +35,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         # The client is gone, which is no error of ours: end as aiohttp's own cancellation does.
         raise asyncio.CancelledError from None
     except Exception:
-        log.exception("request.failed path=%s", request.path)
+        log.exception(
+            "request.failed request=%s path=%s", request.headers.get("x-request-id"), request.path
+        )
         return error_response(internal_error(), HttpError.body, {})
 
 

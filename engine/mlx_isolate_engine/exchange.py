@@ -119,7 +119,11 @@ class Exchange:
             raise
         except Exception:
             # A fault of ours; where headers are out, the server can no longer say so.
-            log.exception("request.failed path=%s", self._request.path)
+            log.exception(
+                "request.failed request=%s path=%s",
+                self._headers.get("x-request-id"),
+                self._request.path,
+            )
             if not stream.has_begun:
                 raise
             return await self._fail(answer, internal_error())

@@ -58,7 +58,9 @@ def run_daemon(launch: Launch) -> int:
     folder = RunDirectory.acquire(run_directory(port, settings.run_dir))
     try:
         name = f"mlx-isolate-{port}"
-        logs = start_logging(settings.log_level, folder=settings.log_dir, name=name)
+        logs = start_logging(
+            settings.log_level, folder=settings.log_dir, name=name, form=settings.log_format
+        )
         for sentence in launch.resolved.warnings:
             log_event("settings.doubted", logging.WARNING, reason=sentence)
         try:

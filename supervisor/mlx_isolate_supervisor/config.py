@@ -76,6 +76,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         models: in the order given; the first answers requests that name no model.
         run_dir: run directory; None = the user's, by port.
         log_dir: folder of the log file; None = the user's, "" = no log file.
+        log_format: of the log file and the console, `text` or `json`.
         cache_home: folder for converted models; None = the user's.
         allowed_origins: browser origins that may call; `loopback` stands for any loopback
             origin, `*` for all.
@@ -101,6 +102,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str | None = None
     cache_home: str | None = None
     log_level: str = "INFO"
+    log_format: Literal["text", "json"] = "text"
     allowed_origins: tuple[str, ...] = ("loopback",)
     allowed_hosts: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()

@@ -1,7 +1,9 @@
 """Engines whose output and reports try to do harm: to a terminal, to a log, to a reader of JSON."""
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,18 @@ def test_status_shows_a_reason_and_the_last_words_without_harm(daemon: RunningDa
     for text in (model["failure"]["message"], *model["last_exit"]["stderr_tail"]):
         assert not HARM.findall(text)
     assert "red alert" in model["last_exit"]["stderr_tail"]
+
+
+def test_a_log_in_json_is_one_object_a_line_with_the_same_facts(tmp_path: Path) -> None:
+    model = fake_model(tmp_path / "m", say=SAID)
+    with RunningDaemon(tmp_path / "h", str(model), "--log-format", "json") as daemon:
+        daemon.wait_state("ready")
+        request_id = daemon.chat("m").headers["x-request-id"]
+    (file,) = (daemon.home / "logs").glob("*.log")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    (ended,) = (line for line in lines if line["event"] == "request.ended")
+    assert (ended["id"], ended["outcome"], ended["status"]) == (request_id, "answered", 200)
+    said = [line["line"] for line in lines if line["event"] == "engine.line"]
+    assert "red alert" in said
+    assert not HARM.findall(file.read_text().replace("\n", ""))

@@ -1,9 +1,16 @@
 """Format and memory of the log."""
 
 import asyncio
+import json
 import logging
+import sys
 
-from mlx_isolate_supervisor.telemetry.logs import BOOK_LINES_MAX, EventFormatter, LogBook
+from mlx_isolate_supervisor.telemetry.logs import (
+    BOOK_LINES_MAX,
+    EventFormatter,
+    JsonFormatter,
+    LogBook,
+)
 
 
 def record(event: str = "engine.ready", **facts: object) -> logging.LogRecord:
@@ -77,3 +84,19 @@ def test_a_follower_gets_old_lines_then_new_ones_until_the_end() -> None:
 def test_bytes_that_are_no_text_are_shown_and_harm_no_reader() -> None:
     record = logging.LogRecord("x", logging.INFO, "", 0, "at %s", ("\udcff",), None)
     assert EventFormatter(with_date=True).format(record).endswith("at \\udcff")
+
+
+def test_json_holds_the_facts_as_they_are_and_stays_one_line() -> None:
+    made = record(model="m", load_s=2.5, gone=None, reason="a\nb\x1b\x9b\udcff", urls=("u",))
+    try:
+        raise OSError("two\nlines")
+    except OSError:
+        made.exc_info = sys.exc_info()
+    text = JsonFormatter().format(made)
+    assert text.isascii() and text.isprintable()
+    line = json.loads(text)
+    assert line["time"].endswith("Z") and line["level"] == "INFO"
+    assert line["event"] == "engine.ready"
+    assert (line["model"], line["load_s"], line["urls"]) == ("m", 2.5, ["u"])
+    assert "gone" not in line
+    assert "OSError: two" in line["traceback"]

@@ -166,6 +166,13 @@ FLAGS: tuple[Flag, ...] = (
         "DEBUG|INFO|WARNING|ERROR|CRITICAL",
         "how much to log",
     ),
+    _daemon(
+        "--log-format",
+        "log_format",
+        _choice("text", "json"),
+        "text|json",
+        "how the log file and the console are written; json is one object a line",
+    ),
     Flag(
         name="--allowed-origins",
         field="allowed_origins",
@@ -339,7 +346,7 @@ BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}
 TOPICS: dict[str, tuple[str, ...]] = {
     "where and how it runs": (
         *("--host", "--port", "--config", "--watch-config", "--run-dir", "--log-dir"),
-        *("--cache-dir", "--log-level", "--metrics", "--blas"),
+        *("--cache-dir", "--log-level", "--log-format", "--metrics", "--blas"),
     ),
     "who may call": ("--api-key", "--api-key-file", "--allowed-origins", "--allowed-hosts"),
     "memory": (

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import msgspec
 
@@ -106,6 +106,24 @@ class EventFormatter(logging.Formatter):
         if event == "engine.line":
             return f" {facts['model']}#{facts['incarnation']} | {facts['line']}"
         return f" {event}" + "".join(f" {k}={_show(v)}" for k, v in facts.items() if v is not None)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, event, the facts, and a traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, all ASCII."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "event": getattr(record, "event", "") or record.getMessage(),
+        }
+        facts: dict[str, object] = getattr(record, "facts", {})
+        line |= {name: value for name, value in facts.items() if value is not None}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -274,13 +292,16 @@ def log_folder() -> Path:
     return user_log_path("mlx-isolate", appauthor=False)
 
 
-def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
+def start_logging(
+    level: str, *, folder: str | None, name: str, form: Literal["text", "json"] = "text"
+) -> Logs:
     """Put console, memory and file handlers in place; once per process.
 
     Args:
         level: of the supervisor's own events.
         folder: of the log file; None = the user's, "" = no file.
         name: of the log file, without its ending.
+        form: of console and file; what is kept in memory for people is text.
 
     Raises:
         ConfigError: the log file cannot be written.
@@ -294,6 +315,9 @@ def start_logging(level: str, *, folder: str | None, name: str) -> Logs:
     handlers: list[logging.Handler] = [logs.book, logs.console]
     if logs.file is not None:
         handlers.append(FileHandler(_log_file(logs.file), file_outlet))
+    if form == "json":
+        for handler in handlers[1:]:
+            handler.setFormatter(JsonFormatter())
     for logger in (_log, logging.getLogger("aiohttp"), logging.getLogger("asyncio")):
         logger.handlers = list(handlers)
         logger.propagate = False
