@@ -1,6 +1,7 @@
 """The command line: picks a subcommand and turns its outcome into an exit status."""
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -53,6 +54,10 @@ COMMANDS = {
 }
 
 
+# A write to stdout fails so where its disk is full or its terminal gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 def main(argv: Sequence[str] | None = None, engine: "EngineCommand | None" = None) -> int:
     """Run one command; the exit status (see exit_codes.py).
 
@@ -60,7 +65,29 @@ def main(argv: Sequence[str] | None = None, engine: "EngineCommand | None" = Non
         argv: arguments without the program's name; None = those of this process.
         engine: how `serve` starts an engine; None = the real one.
     """
+    _open_missing_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(arguments, engine)
+        finally:
+            # Now, while it can still be told that it failed.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left; nothing more can be said to it.
+        _drop_output()
+        return exit_codes.OK
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        print(f"mlx-isolate: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return exit_codes.FAILED
+    except KeyboardInterrupt:
+        return exit_codes.CUT_BASE + signal.SIGINT
+
+
+def _run(arguments: list[str], engine: "EngineCommand | None") -> int:
     args = _parse(arguments)
     if args.version:
         print(f"mlx-isolate {installed_version()}")
@@ -83,12 +110,26 @@ def main(argv: Sequence[str] | None = None, engine: "EngineCommand | None" = Non
     except ConfigError as error:
         print(f"mlx-isolate: {harmless(str(error))}", file=sys.stderr)
         return exit_codes.USAGE
-    except BrokenPipeError:
-        # The reader of our output (head, less) has left; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.OK
-    except KeyboardInterrupt:
-        return exit_codes.CUT_BASE + signal.SIGINT
+
+
+def _open_missing_streams() -> None:
+    """Give a process that was started without its standard streams empty ones.
+
+    Else the first sockets and pipes would get their numbers, and engines and libraries write there.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _drop_output() -> None:
+    """What is still buffered for stdout, and what comes, goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

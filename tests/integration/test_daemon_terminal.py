@@ -5,6 +5,7 @@ import pty
 import re
 import select
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_isolate_supervisor.exit_codes import CUT_BASE, OK
-from tests.running_daemon import FAKE, ROOT, environment, fake_model
+from mlx_isolate_supervisor.exit_codes import CUT_BASE, FAILED, OK
+from tests.running_daemon import FAKE, ROOT, RunningDaemon, environment, fake_model
+from tests.waiting import wait_for
 
 DEADLINE_S = 20.0
 
@@ -119,18 +121,57 @@ def test_an_engines_death_is_told_above_everything_else(tmp_path: Path) -> None:
         terminal.close()
 
 
-def test_a_command_in_a_pipe_that_closes_early_is_silent(tmp_path: Path) -> None:
-    command = (
-        f"{FAKE[0]} -m mlx_isolate_supervisor.cli serve --help | head -1; echo ${{PIPESTATUS[0]}}"
-    )
-    outcome = subprocess.run(
+CLI = f"{FAKE[0]} -m mlx_isolate_supervisor.cli"
+
+
+def run_shell(home: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """A line of a shell, with output buffered as it is for users."""
+    return subprocess.run(
         ["bash", "-c", command],
         cwd=ROOT,
-        env=environment(tmp_path),
+        env={k: v for k, v in environment(home).items() if k != "PYTHONUNBUFFERED"},
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    assert outcome.stderr == ""
-    assert outcome.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("words", ["serve --help", "config show", "--version"])
+def test_a_command_in_a_pipe_that_closes_early_is_silent(tmp_path: Path, words: str) -> None:
+    # The reader has gone before the first word is written.
+    outcome = run_shell(tmp_path, f"exec 3> >(exec <&-); wait $!; {CLI} {words} >&3")
+    assert (outcome.returncode, outcome.stderr) == (OK, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a full device")
+def test_output_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+    outcome = run_shell(tmp_path, f"{CLI} config show > /dev/full")
+    assert outcome.returncode == FAILED
+    assert outcome.stderr == (
+        "mlx-isolate: the output cannot be written: No space left on device\n"
+    )
+
+
+def test_a_daemon_without_standard_streams_serves(tmp_path: Path) -> None:
+    model = fake_model(tmp_path / "m")
+    closed = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *FAKE)
+    daemon = RunningDaemon(tmp_path / "home", str(model), program=closed, port=free_port())
+    try:
+        wait_for(lambda: is_listening(daemon.port), DEADLINE_S, "the daemon listens")
+        assert daemon.chat().status == 200
+        daemon.process.terminate()
+        assert daemon.wait_end(DEADLINE_S) == OK
+    finally:
+        daemon.__exit__(None, None, None)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
