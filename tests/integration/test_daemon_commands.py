@@ -2,13 +2,21 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlx_isolate_supervisor.exit_codes import FAILED, OK, USAGE
-from tests.running_daemon import RunningDaemon, fake_model, run_command
+from tests.running_daemon import (
+    REAL,
+    ROOT,
+    RunningDaemon,
+    environment,
+    fake_model,
+    run_command,
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +147,21 @@ def test_keys_open_everything_but_the_probes(tmp_path: Path) -> None:
         assert daemon.command("ps", "--api-key", "one").returncode == OK
         assert daemon.command("ps", MLX_ISOLATE_API_KEY="from-file").returncode == OK
         assert "one" not in daemon.ask("GET", "/logs", headers={"x-api-key": "one"}).body.decode()
+
+
+def test_logs_follow_prints_new_lines_as_they_come(daemon: RunningDaemon) -> None:
+    following = subprocess.Popen(
+        [*REAL, "logs", "-f", "-n", "1", "first"],
+        cwd=ROOT,
+        env=environment(daemon.home, {"MLX_ISOLATE_URL": daemon.url}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    with following, following.stdout:
+        try:
+            assert following.stdout.readline()  # the last one there was
+            request_id = daemon.chat("first").headers["x-request-id"]
+            assert request_id in following.stdout.readline()
+        finally:
+            following.terminate()

@@ -398,6 +398,18 @@ def test_buttons_unload_and_load(browser: Browser, page: RunningDaemon) -> None:
     assert page.status()["models"][0]["incarnation"] == before["incarnation"] + 1
 
 
+def test_buttons_reload_and_reset(browser: Browser, page: RunningDaemon) -> None:
+    before = page.status()["models"][0]
+    browser.press("Reload demo")
+    browser.wait_text("#toasts", "demo: reloaded")
+    browser.wait_text(DEMO, f"#{before['incarnation'] + 1} · pid ")
+    page.ask("POST", "/drill/kill", {"model": "demo"})
+    browser.wait_text(DEMO, f"#{before['incarnation'] + 2} · pid ")
+    browser.wait_text(f"{DEMO} .state", "ready")
+    browser.press("Reset demo")
+    browser.wait_text("#toasts", "demo: failures forgotten")
+
+
 def test_running_request_is_listed_and_cancelled(browser: Browser, page: RunningDaemon) -> None:
     browser.show("requests")
     browser.say("count 2000")
