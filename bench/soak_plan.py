@@ -125,7 +125,7 @@ def prompt_texts(seed: int, model: str) -> tuple[str, ...]:
     texts: list[str] = []
     for number in range(PROMPTS):
         is_long = number >= PROMPTS - LONG_PROMPTS
-        size = chance.randrange(500, 1000) if is_long else chance.randrange(8, 120)
+        size = chance.randrange(300, 600) if is_long else chance.randrange(8, 120)
         own = "".join(chance.choices(LETTERS, k=size))
         texts.append(shared + own if number % 2 else own)
     return tuple(texts)

@@ -13,6 +13,8 @@ from bench.soak_record import Sample
 from mlx_isolate_supervisor.engines.memory import footprint
 
 SAMPLE_EVERY_S = 5.0
+# Lines of a traceback that are shown.
+TRACEBACK_LINES = 40
 IDLE = ("ready", "stopped")
 
 
@@ -73,7 +75,9 @@ class Watch:
         ]
         found += [f"left in the cache: {path}" for path in self._ssd.rglob("*.tmp")]
         lines = self._daemon.stderr.splitlines()
-        found += [line for line in lines if line.startswith("Traceback")][:3]
+        for at, line in enumerate(lines):
+            if line.startswith("Traceback"):
+                found.append("\n".join(lines[max(0, at - 2) : at + TRACEBACK_LINES]))
         return found
 
     def _strangers(self) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ def lying_models(folder: Path, seed: int, engines: int, lines: int) -> list[str]
     chance = random.Random(seed)
     models: list[str] = []
     for number in range(engines):
+        folder.mkdir(parents=True, exist_ok=True)
         before, after = folder / f"before{number}", folder / f"after{number}"
         before.write_bytes(random_report(chance, lines))
         after.write_bytes(random_report(chance, lines))

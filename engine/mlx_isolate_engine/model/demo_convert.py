@@ -5,11 +5,12 @@ checksum. After a kill at any point the next conversion keeps the pieces that st
 entries, makes the others, and ends with the same bytes. The caller holds the lock.
 """
 
+import contextlib
 import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ from mlx_isolate_engine.model.errors import ModelError, first_sentence
 from mlx_isolate_shared.wire import Loading
 
 Report = Callable[[Loading], None]
+
+# How the library's own checks, and numpy's, end.
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    NotImplementedError,
+)
 
 JOURNAL = "journal.json"
 SOURCE = "source.gguf"
@@ -58,10 +70,11 @@ def convert(source: DemoSource, folder: Path, dtype: str, report: Report) -> Non
     _check_space(work, source, dtype, pieces)
     file = _assembled(work, source)
     report(Loading(stage="convert", fraction=SHARE_SOURCE / 2, detail="reading the demo model"))
-    reader = read_gguf(file)
     job = _Job(work, source, dtype, pieces, report)
-    job.write_weights(reader)
-    job.write_tokenizer(reader)
+    with _reading():
+        reader = read_gguf(file)
+        job.write_weights(reader)
+        job.write_tokenizer(reader)
     job.write_texts()
     write_pieces(work / MANIFEST, source.sha256, dtype, pieces)
     _publish(work, folder)
@@ -138,10 +151,19 @@ def read_gguf(file: Path) -> Any:
         reader.plain_data = mapped.view(np.ndarray)
 
     reader: Any = type("PlainReader", (GGUFReader,), {"data": property(plain, keep)})
-    try:
+    with _reading():
         return reader(file)
-    # A file that is not what the library expects ends in any of these, by its own checks.
-    except (ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
+
+
+@contextlib.contextmanager
+def _reading() -> Generator[None]:
+    """Translate what comes of a file that is not what its library expects.
+
+    It reads some of it only when asked for a text or the values of a tensor.
+    """
+    try:
+        yield
+    except _UNREADABLE as error:
         raise ModelError(
             "demo_broken", f"the demo model cannot be read: {first_sentence(error)}"
         ) from error
