@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_request import BaseRequest
 
 from mlx_isolate_shared.errors import RequestError
+from mlx_isolate_supervisor.relay.edge import SERVER
 from mlx_isolate_supervisor.relay.limits import (
     CLIENT_STALL_LOOK_S,
     CLIENT_UNSENT_BYTES_MAX,
@@ -97,12 +98,19 @@ class ClientConnection(web.RequestHandler):
             error = RequestError(
                 "The request line or a header is too long.", status=431, code="headers_too_large"
             )
+        elif isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
+            error = RequestError(
+                "The request has too many headers.", status=431, code="headers_too_large"
+            )
         elif status == 400:
             error = RequestError("The request is not valid HTTP/1.1.", code="bad_http")
         else:
             return super().handle_error(request, status, exc, message)
         response = web.Response(
-            status=error.status, body=error.body(), content_type="application/json"
+            status=error.status,
+            body=error.body(),
+            content_type="application/json",
+            headers=dict([SERVER]),
         )
         response.force_close()
         return response

@@ -19,7 +19,7 @@ ENGINE_PATH = web.RequestKey("engine_path", str)
 # What every answer to a request has among its headers, whoever writes it.
 OWN_FIELDS = web.RequestKey("own_fields", tuple[tuple[str, str], ...])
 
-_SERVER = ("Server", "mlx-isolate")
+SERVER = ("Server", "mlx-isolate")
 # What a client may call its request; anything else is replaced, so that logs stay readable.
 _REQUEST_ID_FORM = re.compile(r"[!-~]{1,128}")
 # A made id is this process's own random part and a number.
@@ -65,7 +65,7 @@ class Edge:
         request_id = choose_request_id(request.headers.get("x-request-id"))
         request[REQUEST_ID] = request_id
         request[OWN_FIELDS] = (
-            _SERVER,
+            SERVER,
             ("x-request-id", request_id),
             *self._origins.answer_headers(request.headers.get("Origin")),
         )
@@ -149,7 +149,7 @@ class Edge:
     async def _on_response_prepare(
         self, request: web.Request, response: web.StreamResponse
     ) -> None:
-        for name, value in request.get(OWN_FIELDS, (_SERVER,)):
+        for name, value in request.get(OWN_FIELDS, (SERVER,)):
             response.headers[name] = value
 
 
