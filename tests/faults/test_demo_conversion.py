@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -381,6 +382,19 @@ def test_source_that_is_no_gguf_file_is_refused(
     torn = tmp_path / "torn.gguf"
     torn.write_bytes(source_file.read_bytes()[:keep])
     assert refused(tmp_path / "cache", tiny_source(torn)).code == "demo_broken"
+
+
+def test_a_source_whose_list_has_no_end_is_refused_at_once(
+    tmp_path: Path, source: DemoSource, source_file: Path
+) -> None:
+    # A list of lists, of which there are said to be 2**63: the library would read on behind the end.
+    content = source_file.read_bytes()
+    name = b"tokenizer.ggml.scores"
+    at = content.index(name) + len(name)
+    lists = struct.pack("<IIQ", 9, 9, 2**63 - 1)
+    bad = tmp_path / "endless.gguf"
+    bad.write_bytes(content[:at] + lists + bytes(len(lists)))
+    assert refused(tmp_path / "cache", tiny_source(bad)).code == "demo_broken"
 
 
 def test_source_of_another_shape_is_refused(tmp_path: Path, source: DemoSource) -> None:

@@ -1,6 +1,7 @@
 """Damaged files of every kind that is read: refused in a sentence or a miss, never anything else."""
 
 import contextlib
+import copy
 import importlib.util
 import json
 import random
@@ -127,7 +128,7 @@ def forged(chance: random.Random, raw: bytes) -> bytes:
         if isinstance(place, dict) and chance.random() < 0.2:
             del place[key]
         else:
-            place[key] = chance.choice(words)
+            place[key] = copy.deepcopy(chance.choice(words))
     text = json.dumps(document).encode()
     total = -(-(8 + len(text)) // kv_file.DATA_ALIGNMENT) * kv_file.DATA_ALIGNMENT
     header = (total - 8).to_bytes(8, "little") + text.ljust(total - 8)

@@ -55,9 +55,9 @@ def assail_engine(engine: EngineProcess, examples: int, seed: int) -> None:
     assert answer_of(engine) == before
     assert process.num_fds() <= descriptors + 8
     assert engine.progress_now().active == 0
-    # Its HTTP library logs what it cannot parse; nothing else goes wrong.
-    refused = engine.log.count("ERROR aiohttp.server Error handling request")
-    assert engine.log.count("Traceback") == refused, engine.log[-3000:]
+    # Its HTTP library logs what it cannot parse; nothing of its own goes wrong.
+    assert "ERROR engine" not in engine.log
+    assert "Unhandled" not in engine.log
 
 
 def test_400_hostile_connections_leave_the_engine_as_it_was(engine: EngineProcess) -> None:

@@ -150,7 +150,14 @@ def read_gguf(file: Path) -> Any:
     def keep(reader: Any, mapped: Any) -> None:
         reader.plain_data = mapped.view(np.ndarray)
 
-    reader: Any = type("PlainReader", (GGUFReader,), {"data": property(plain, keep)})
+    def get(reader: Any, offset: int, dtype: Any, count: int = 1, **more: Any) -> Any:
+        # The library reads nothing behind the end, as often as a damaged length says.
+        if count and offset >= len(reader.plain_data):
+            raise ValueError("it ends early")
+        return GGUFReader._get(reader, offset, dtype, count, **more)
+
+    parts = {"data": property(plain, keep), "_get": get}
+    reader: Any = type("PlainReader", (GGUFReader,), parts)
     with _reading():
         return reader(file)
 
