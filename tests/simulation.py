@@ -43,7 +43,9 @@ class JumpingSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready now."""
         assert timeout is not None, "everybody waits and nothing is due: a deadlock"
-        self.now += max(0.0, timeout)
+        if timeout > 0.0:
+            # A little further, or by rounding the timer could stay due in the future for ever.
+            self.now += timeout + 1e-9
         return super().select(0)
 
 
@@ -88,6 +90,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
         load_s: time until it is ready; None = it never is, and says nothing.
         end: how it ends by itself: an exit code, or a signal's name.
         end_after_s: when, counted from its start; None = it does not.
+        report_ends_s: when its report pipe ends before it is ready; None = it does not.
         term_s: how long SIGTERM takes; None = it ignores it.
         bytes: what it holds.
     """
@@ -95,6 +98,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float | None = 1.0
     end: int | str = "SIGKILL"
     end_after_s: float | None = None
+    report_ends_s: float | None = None
     term_s: float | None = 0.1
     bytes: int = 0
 
@@ -130,6 +134,8 @@ class SimulatedEngine:
         self.ended_at: float | None = None
         if fate.load_s is not None:
             self._later(fate.load_s, self._become_ready)
+        if fate.report_ends_s is not None:
+            self._later(fate.report_ends_s, listener.on_report_end, self.process)
         if fate.end_after_s is not None:
             self._later(fate.end_after_s, self.end, fate.end)
 

@@ -6,6 +6,7 @@ invariants are checked.
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -44,10 +45,12 @@ FATES: list[tuple[float, Fate]] = [
     (2, Fate(end=1, end_after_s=1.5)),
     (1, Fate(end="SIGKILL", end_after_s=60.0)),
     (1, Fate(load_s=None)),
+    (1, Fate(load_s=None, report_ends_s=0.5)),
     (1, Fate(term_s=None)),
     (1, Fate(term_s=5.0)),
 ]
 LIMITS: dict[str, PoolLimits] = {
+    "none": PoolLimits(policy="keep_then_commit"),
     "budget": PoolLimits(budget_bytes=BUDGET, ceiling_bytes=BUDGET),
     "one": PoolLimits(models_max=1, policy="evict_first", ttl_s=300.0),
     "overlap": PoolLimits(
@@ -63,14 +66,15 @@ LIMITS: dict[str, PoolLimits] = {
 
 
 class Failures(logging.Handler):
-    """Remembers what was logged as an error: a slot goes on after a fault of its own code."""
+    """Remembers what was logged with a traceback: a slot goes on after a fault of its own code."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.seen: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(self.format(record))
+        if record.exc_info:
+            self.seen.append(self.format(record))
 
 
 class Walk:
@@ -85,6 +89,7 @@ class Walk:
         self.commands: list[asyncio.Task[None]] = []
         self.outcomes: Counter[str] = Counter()
         self.granted: dict[str, int] = defaultdict(int)
+        self.cells: set[tuple[State, Event]] = set()
         self.transitions: list[Transition] = []
         # When the crashes of a model were forgotten by a command.
         self.pardons: dict[str, list[float]] = defaultdict(list)
@@ -138,7 +143,9 @@ class Walk:
 
     def crash(self) -> None:
         if alive := self.world.alive:
-            how: int | str = pick(self.rng, [(3, "SIGKILL"), (1, "SIGSEGV"), (1, 1), (1, 0)])
+            how: int | str = pick(
+                self.rng, [(6, "SIGKILL"), (2, "SIGSEGV"), (2, 1), (2, 0), (1, 78)]
+            )
             self.rng.choice(alive).end(how)
 
     def freeze(self) -> None:
@@ -175,7 +182,11 @@ class Walk:
 
     async def step(self) -> None:
         pick(self.rng, self.acts)()
-        await asyncio.sleep(self.rng.choice([0.0, 0.0, 0.0, 0.05, 0.5, 3.0]))
+        # Now and then long enough for a load to be given up, or a failed model to be tried again.
+        pause = pick(
+            self.rng, [(50, 0.0), (16, 0.05), (16, 0.5), (16, 3.0), (0.4, 35.0), (0.3, 130.0)]
+        )
+        await asyncio.sleep(pause)
         self.check()
 
     # -- Invariants -------------------------------------------------------------------------------
@@ -208,6 +219,7 @@ class Walk:
     def check_table(self) -> None:
         """Every transition is a cell of the table, and each begins where the last ended."""
         states = dict.fromkeys(NEEDS, State.STOPPED)
+        self.cells |= {(State(moved.before), Event(moved.event)) for moved in self.transitions}
         for moved in self.transitions:
             cell = step(State(moved.before), Event(moved.event))
             assert cell is not None and cell.state.value == moved.after, moved
@@ -232,7 +244,13 @@ class Walk:
                     assert moved.at - crashes[-1] >= delay_s - 1e-6, told[number - 8 : number + 1]
 
 
-async def walk(loop: SimulatedLoop, seed: int, steps: int, limits: PoolLimits) -> None:
+async def walk(
+    loop: SimulatedLoop,
+    seed: int,
+    steps: int,
+    limits: PoolLimits,
+    seen: set[tuple[State, Event]] | None = None,
+) -> None:
     rng = random.Random(seed)
     walks: list[Walk] = []
 
@@ -254,6 +272,8 @@ async def walk(loop: SimulatedLoop, seed: int, steps: int, limits: PoolLimits) -
             await walks[0].step()
         world.fate = peace
         await rest(walks[0])
+    if seen is not None:
+        seen |= walks[0].cells
     print(f"{len(world.engines)} engines, {loop.time():.0f} s, {walks[0].outcomes}")
 
 
@@ -277,10 +297,46 @@ async def rest(one: Walk) -> None:
     assert one.outcomes["answered"] > 0
 
 
+# Most rounds of walks that it may take to pass through the whole table; two do as a rule.
+ROUNDS_MAX = 6
+# Cells that no walk can reach: an engine that nobody wants is told to go down at once, and has left
+# STARTING and READY then.
+UNREACHABLE = {(State.STARTING, Event.EXITED), (State.READY, Event.EXITED)}
+# Coincidences that a walk of this length meets or not; each has a test of its own elsewhere.
+RARE = {
+    (State.FAILED, Event.BACKOFF_ELAPSED),
+    (State.READY, Event.CIRCUIT_OPENED),
+    (State.STARTING, Event.CIRCUIT_OPENED),
+    *((State.DRAINING, event) for event in (Event.CANNOT_WORK, Event.CIRCUIT_OPENED)),
+    *((State.DRAINING, event) for event in (Event.HUNG, Event.RESET)),
+    *((State.STOPPING, event) for event in (Event.CANNOT_WORK, Event.CIRCUIT_OPENED)),
+    (State.STOPPING, Event.SUCCEEDED),
+    (State.STOPPED, Event.REPLACE),
+}
+
+
+def test_the_walks_pass_through_the_whole_table() -> None:
+    """Walks with one seed after another, until every cell has been passed through."""
+    cells = {(state, event) for state in State for event in Event if step(state, event)}
+    seen: set[tuple[State, Event]] = set()
+    logging.disable(logging.CRITICAL)
+    try:
+        for seed, limits in itertools.product(range(ROUNDS_MAX), LIMITS.values()):
+            random.seed(seed)
+            simulate(lambda loop: walk(loop, seed, 1000, limits, seen))  # noqa: B023
+            if cells - UNREACHABLE - seen <= RARE:
+                break
+    finally:
+        logging.disable(logging.NOTSET)
+        random.seed()
+    assert seen <= cells - UNREACHABLE
+    assert cells - UNREACHABLE - seen <= RARE
+
+
 @pytest.mark.parametrize("name", LIMITS)
 def test_ten_thousand_random_steps_keep_every_promise(name: str) -> None:
     seed = int(os.environ.get("MLX_ISOLATE_TEST_SEED", time.time_ns() % 1_000_000))
-    steps = int(os.environ.get("MLX_ISOLATE_TEST_STEPS", "2500"))
+    steps = int(os.environ.get("MLX_ISOLATE_TEST_STEPS", "2000"))
     print(f"seed {seed}")
     logging.disable(logging.WARNING)
     failures = Failures()

@@ -71,6 +71,12 @@ def test_an_idle_model_serves_on_while_another_is_waited_for() -> None:
     assert plan.evictions == {} and plan.holds == {"b": 30.0}
 
 
+def test_a_model_whose_requests_are_held_back_stays_held_until_the_others_are_done() -> None:
+    held = [resident("a", 5, is_held=True, turn_s=3.0), resident("b", 5, busy=True, turn_s=7.0)]
+    plan = decide(TEN, held, [wish("c", 9, since=30.0)])
+    assert plan.holds == {"a": 30.0, "b": 30.0}
+
+
 def test_the_longest_wait_comes_first() -> None:
     wishes = [wish("c", since=2.0), wish("b", since=1.0)]
     plan = decide(ONE, [], wishes)

@@ -38,6 +38,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bytes: what its engines hold or are expected to, whichever is more.
         is_idle: nobody runs in it or waits for it (those who are held back do not count).
+        is_held: requests wait for it that an earlier plan holds back.
         is_leaving: it is on its way down, or will be once the model that replaces it is ready.
         is_pinned: it makes room for nobody outside its group.
         is_lasting: a client asked that it be kept; it leaves after all others.
@@ -48,6 +49,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     bytes: int
     is_idle: bool
+    is_held: bool = False
     is_leaving: bool = False
     is_pinned: bool = False
     is_lasting: bool = False
@@ -94,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         grants: may be loaded.
         evictions: idle models that leave now, each with the model that it leaves for (itself,
             where all together hold more than they may).
-        holds: busy models that are to leave; a request that came after the given time waits.
+        holds: models that are to leave; a request that came after the given time waits.
         replaced: by model that is granted: those that leave once it is ready.
         refusals: wishes that can never come true as things are.
         dropped: wishes that were not urgent, and for which something would have to leave.
@@ -260,8 +262,11 @@ class _Draft:
             self._granted.append(wish)
             self._replaced[wish.id] = tuple(resident.id for resident in chosen)
         elif busy := [resident for resident in chosen if not resident.is_idle]:
-            for resident in busy:
-                self._hold(resident, wish)
+            # Also one that is idle only since it is held: else it would be taken for busy the next
+            # time and for idle again after that, without end.
+            for resident in chosen:
+                if resident.is_held or not resident.is_idle:
+                    self._hold(resident, wish)
             self._wait(wish, f"for running requests of {_names(busy)}")
         else:
             for resident in chosen:

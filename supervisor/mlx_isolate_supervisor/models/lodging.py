@@ -69,17 +69,17 @@ class Lodging:
 
     def tenancy(self) -> Tenancy:
         """What the residency goes by."""
-        machine, engine = self._machine, self._machine.crew.engine
-        is_ready = machine.state is State.READY and engine is not None
+        machine = self._machine
         return Tenancy(
             measured_bytes=machine.crew.memory_bytes,
             is_idle=self.may_leave,
+            has_waiting=self._line.first is not None,
             is_leaving=self.residence.is_evicting or machine.is_going_down,
             is_pinned=machine.spec.pinned,
             is_lasting=self._asked_idle_s is not None and math.isinf(self._asked_idle_s),
             engines=machine.crew.engines,
             used_s=self._used_s,
-            turn_s=(engine.ready_at or 0.0) if is_ready and engine else math.inf,
+            turn_s=self.residence.turn_s,
         )
 
     def take_room(self) -> None:

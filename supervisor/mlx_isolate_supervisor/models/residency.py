@@ -6,6 +6,7 @@ facts and told what was decided, and refuses an eviction that has become wrong m
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -34,12 +35,14 @@ class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
     """What a slot says of itself when asked; see `eviction.Resident`.
 
     Attributes:
+        has_waiting: requests wait for it.
         measured_bytes: what its processes hold now, 0 where not known yet.
         engines: its engine (or the respawn of it), its successor, and those that still drain.
     """
 
     measured_bytes: int
     is_idle: bool
+    has_waiting: bool
     is_leaving: bool
     is_pinned: bool
     is_lasting: bool
@@ -101,6 +104,8 @@ class Residence:
         cutoff_s: requests that came after it wait, since the model is to leave; None = none.
         reason: why its wish waits, a phrase; None where none does.
         claimed_bytes: what it was granted room for, 0 without a claim.
+        turn_s: when it was first ready with this claim, infinite before that. A respawn begins no
+            new turn, or a model that crashes now and then would keep its place for ever.
     """
 
     def __init__(self, residency: "Residency", tenant: Tenant) -> None:
@@ -109,6 +114,7 @@ class Residence:
         self.cutoff_s: float | None = None
         self.reason: str | None = None
         self.claimed_bytes = 0
+        self.turn_s = math.inf
         self.is_granted = False
         self.wish: Wish | None = None
         self.is_evicting = False
@@ -146,7 +152,7 @@ class Residence:
             self._residency.note_change()
 
     def _forget_claim(self) -> None:
-        self.is_granted, self.claimed_bytes = False, 0
+        self.is_granted, self.claimed_bytes, self.turn_s = False, 0, math.inf
         self.cutoff_s, self.is_evicting = None, False
         self._residency.forget(self)
 
@@ -158,6 +164,8 @@ class Residence:
     def note_ready(self) -> None:
         """Its engine serves now."""
         self._residency.note_ready(self)
+        if self.turn_s == math.inf:
+            self.turn_s = self._residency.now()
 
     def note_change(self) -> None:
         """Something about it may have changed; it matters only while somebody waits for room."""
@@ -181,10 +189,11 @@ class Residency:
     """The claims of all slots.
 
     Args:
-        now: monotonic seconds.
+        now: as below.
         available_bytes: memory that is free for another engine; None if unknown.
 
     Attributes:
+        now: monotonic seconds.
         limits: in force.
         is_contended: somebody waits for room, or too much is held; else nobody's use matters.
     """
@@ -197,7 +206,7 @@ class Residency:
         available_bytes: Callable[[], int | None] = memory.available_bytes,
     ) -> None:
         self.limits = limits
-        self._now = now
+        self.now = now
         self._available_bytes = available_bytes
         self._residences: dict[Tenant, Residence] = {}
         # By the residence that replaces them, once it is ready: those that leave then.
@@ -267,7 +276,7 @@ class Residency:
         if held_bytes < RETURN_BYTES_MIN or available_before is None:
             return
         mark = available_before + int(held_bytes * RETURN_SHARE)
-        self._returning = _Returning(model, mark, self._now() + RETURN_LIMIT_S)
+        self._returning = _Returning(model, mark, self.now() + RETURN_LIMIT_S)
 
     def look_at(self, asker: Residence) -> bool:
         """Decide anew, because of `asker`'s wish; whether it has come true."""
@@ -342,7 +351,7 @@ class Residency:
         available = self._available_bytes()
         needed = max(wish.need_bytes for wish in wishes)
         if available is not None and available < min(returning.mark_bytes, 2 * needed):
-            if self._now() < returning.give_up_s:
+            if self.now() < returning.give_up_s:
                 for residence in self._residences.values():
                     if residence.wish is not None:
                         residence.reason = f"until the memory of {returning.model} has come back"
@@ -384,6 +393,7 @@ class Residency:
             id=residence.tenant.model_id,
             bytes=max(residence.claimed_bytes * facts.engines, facts.measured_bytes),
             is_idle=facts.is_idle,
+            is_held=residence.cutoff_s is not None and facts.has_waiting,
             is_leaving=facts.is_leaving or is_replaced,
             is_pinned=facts.is_pinned,
             is_lasting=facts.is_lasting,

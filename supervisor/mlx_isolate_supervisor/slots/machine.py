@@ -449,7 +449,8 @@ class Machine:
 
     def _report_end_grace_over(self, number: int) -> None:
         for engine in (self.crew.engine, self.crew.successor):
-            if engine is not None and engine.number == number:
+            # One that was told to end meanwhile does not fail to start.
+            if engine is not None and engine.number == number and self._is_loading(engine):
                 self._fail_start(engine, "it closed its report pipe before it was ready")
 
     def _watch(self) -> None:
