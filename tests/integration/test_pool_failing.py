@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from mlx_isolate_supervisor.pool import Pool
-from mlx_isolate_supervisor.pool_limits import PoolLimits
-from mlx_isolate_supervisor.slot_settings import SlotSettings
 
 from mlx_isolate_shared.errors import HttpError
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.simulation import Fate, SimulatedLoop, World, simulate, simulated_pool
 from tests.waiting import wait_until
 
