@@ -330,7 +330,12 @@ class EngineConnection(asyncio.Protocol):
                 and data[ONE_EVENT_TAIL] == ONE_EVENT_END
                 and data[ONE_EVENT_HEADS[size]] == ONE_EVENT_STARTS[size]
             ):
-                write(data)
+                try:
+                    write(data)
+                except RuntimeError:
+                    # uvloop's word for a client whose connection has just ended; its request's
+                    # task is told of that in the loop's next turn, and closes this one.
+                    return
                 self._last = data
                 self._single_events += 1
                 self._left_bytes = left = self._left_bytes - size
@@ -419,7 +424,10 @@ class EngineConnection(asyncio.Protocol):
 
     def _pass(self, sink: Sink, body: Body, block: bytes) -> None:
         if block:
-            sink.write(block)
+            try:
+                sink.write(block)
+            except RuntimeError:
+                return  # as in data_received
             self._last = block
         self._note_passed(sink, body, len(block))
 
