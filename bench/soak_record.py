@@ -13,6 +13,8 @@ from bench.soak_plan import Plan
 # An error that a client was told is explained by an act on its model within its lifetime, or so
 # long before it: a stopped engine is known as hung after 10 s, and out of memory lasts a while.
 EXPLAINED_S = 20.0
+# A circuit that many deaths in a row have opened stays open for longer.
+CIRCUIT_EXPLAINED_S = 90.0
 # Rings and pools fill up at first; from the second third of a soak on nothing may grow.
 MEMORY_GROWTH_BYTES_MAX = 6 << 20
 DESCRIPTOR_GROWTH_MAX = 4
@@ -98,10 +100,11 @@ def faults(record: Record) -> list[str]:
 
 def is_explained(outcome: Outcome, done: Sequence[Done]) -> bool:
     """Whether something was done to the client's model that it had to be told of."""
+    before_s = CIRCUIT_EXPLAINED_S if outcome.code == "circuit_open" else EXPLAINED_S
     return any(
         act.target == outcome.request.model
         and act.pid is not None
-        and outcome.began_s - EXPLAINED_S <= act.at_s <= outcome.ended_s
+        and outcome.began_s - before_s <= act.at_s <= outcome.ended_s
         for act in done
     )
 
