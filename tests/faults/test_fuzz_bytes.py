@@ -71,7 +71,7 @@ def statuses(answer: bytes, errors_are_json: bool = True) -> list[int]:
             if answer[:5] == b"HTTP/" and size:
                 continue  # the answer to a HEAD has a length and no body
             if errors_are_json and found[-1] >= 400 and body:
-                assert json.loads(body)["error"]["message"], body
+                assert body[:1] == b"{" and json.loads(body)["error"]["message"], (head, body)
             answer = answer[size:]
         else:
             answer = b""
@@ -91,7 +91,7 @@ async def assail(connect: Connect, examples: int, seed: int, errors_are_json: bo
                 assert all(status < 500 for status in statuses(answer, errors_are_json)), answer[
                     :500
                 ]
-            except (AssertionError, TimeoutError) as error:
+            except (AssertionError, TimeoutError, ValueError) as error:
                 raise AssertionError(f"seed {seed}, sent {data[:600]!r}: {error!r}") from error
 
     await asyncio.gather(*(one(data, own) for data, own in cases))
