@@ -62,7 +62,7 @@ TROUBLE = {
     "start_failed": "did not start: {}; another try follows",
     "start_timeout": "did not start: {}",
     "hung": "is ended: {}",
-    "stop_timeout": "is ended: {}",
+    "stop_timeout": "is killed: it had not ended by itself",
     "lost": "lost its engine: {}; a new one follows",
     "circuit_opened": "failed too often, the next try comes after a pause: {}",
     "cannot_work": "cannot be served until that is repaired: {}",

@@ -8,7 +8,7 @@ import random
 import signal
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ ANY_SEED = random.SystemRandom().randrange(2**32)
 
 
 @contextlib.contextmanager
-def in_time(what: str) -> Iterator[None]:
+def in_time(what: str) -> Generator[None]:
     """Fails if the block takes longer than FILE_S, even within native code that ends some day."""
 
     def too_long(_number: int, _frame: object) -> None:
@@ -132,7 +132,7 @@ def forged(chance: random.Random, raw: bytes) -> bytes:
     text = json.dumps(document).encode()
     total = -(-(8 + len(text)) // kv_file.DATA_ALIGNMENT) * kv_file.DATA_ALIGNMENT
     header = (total - 8).to_bytes(8, "little") + text.ljust(total - 8)
-    found = kv_file._SUM_FIELD.search(header)
+    found = kv_file._SUM_FIELD.search(header)  # pyright: ignore[reportPrivateUsage]
     if found is not None:
         start, end = found.span(1)
         checksum = zlib.crc32(header[:start] + b"00000000" + header[end:])

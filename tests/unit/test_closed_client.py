@@ -17,7 +17,7 @@ def test_an_event_for_a_client_that_has_just_gone_is_dropped() -> None:
 
     async def scenario() -> None:
         connection = EngineConnection()
-        connection._write_event = write
+        connection._write_event = write  # pyright: ignore[reportPrivateUsage]
         connection.data_received(EVENT)
         connection.data_received(EVENT)
 

@@ -170,11 +170,15 @@ def test_a_process_is_told_from_a_later_one_with_its_pid_by_its_start() -> None:
 def test_what_only_linux_has_is_left_alone(tmp_path: Path) -> None:
     assert process_name.name_in_ps("m", 1) is False
     assert loaded_blas(tmp_path / "maps") == "Accelerate"
-    assert death_watch._open_handle(os.getpid(), 0) is None
-    process._forbid_core_dumps(os.getpid())
-    assert aside._other_threads() == []
+    assert death_watch._open_handle(os.getpid(), 0) is None  # pyright: ignore[reportPrivateUsage]
+    process._forbid_core_dumps(os.getpid())  # pyright: ignore[reportPrivateUsage]
+    assert aside._other_threads() == []  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(CannotRun, match="only Linux"):
         Limit(psutil.Process(), "RLIMIT_AS", 1)
+
+
+def _no_library(*_names: object) -> None:
+    pytest.fail("there is no prctl")
 
 
 @pytest.mark.usefixtures("on_a_mac")
@@ -183,7 +187,7 @@ def test_an_engine_asks_for_no_parent_death_signal_but_heeds_its_lifeline(
 ) -> None:
     read, write = os.pipe()
     ended = list[int]()
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_: pytest.fail("there is no prctl"))
+    monkeypatch.setattr(ctypes, "CDLL", _no_library)
     monkeypatch.setattr(os, "_exit", ended.append)
     die_with_parent(read)
     assert ended == []
@@ -211,8 +215,12 @@ def test_without_the_kernels_word_what_waits_in_the_process_counts(
 
     monkeypatch.setattr(fcntl, "ioctl", refuse)
     with socket.socket() as one:
+
+        def info(_name: str) -> socket.socket:
+            return one
+
         transport: Any = types.SimpleNamespace(
-            get_write_buffer_size=lambda: 42, get_extra_info=lambda _: one
+            get_write_buffer_size=lambda: 42, get_extra_info=info
         )
         assert unread_bytes(transport) == 42
 

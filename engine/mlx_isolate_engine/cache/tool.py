@@ -1,4 +1,4 @@
-"""`python -m mlx_isolate_engine.cache.tool`: list, verify, prune and import cache files.
+"""`mlx-isolate cache`: list, verify, prune and import the files of a cache directory.
 
 Works on the directory without a running engine and, but for `import`, without loading mlx. Other
 processes may use the directory meanwhile.
@@ -26,15 +26,15 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     root = Path(arguments.dir).expanduser().absolute()
     if arguments.command != "import" and not root.is_dir():
-        print(f"there is no cache directory {root}.", file=sys.stderr)
+        print(f"mlx-isolate: there is no cache directory {root}.", file=sys.stderr)
         return EXIT_USAGE
     try:
         status: int = arguments.run(arguments, root)
     except (ConfigError, CacheError) as error:
-        print(error, file=sys.stderr)
+        print(f"mlx-isolate: {error}", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        print(f"{error.filename or root}: {error.strerror}.", file=sys.stderr)
+        print(f"mlx-isolate: {error.filename or root}: {error.strerror}.", file=sys.stderr)
         return EXIT_USAGE
     return status
 

@@ -154,7 +154,8 @@ def read_gguf(file: Path) -> Any:
         # The library reads nothing behind the end, as often as a damaged length says.
         if count and offset >= len(reader.plain_data):
             raise ValueError("it ends early")
-        return GGUFReader._get(reader, offset, dtype, count, **more)
+        read: Any = GGUFReader._get  # pyright: ignore[reportPrivateUsage]
+        return read(reader, offset, dtype, count, **more)
 
     parts = {"data": property(plain, keep), "_get": get}
     reader: Any = type("PlainReader", (GGUFReader,), parts)

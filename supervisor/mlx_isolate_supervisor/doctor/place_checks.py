@@ -23,7 +23,9 @@ def check_port(settings: ServeSettings, daemon: Daemon) -> tuple[Finding, bool]:
             listener.close()
     except PortTakenError:
         if daemon.is_ours():
-            return ok("port", f"{place}: a daemon of ours answers there."), True
+            return ok(
+                "port", f"{place}: a daemon of ours answers there; another one needs another port."
+            ), True
         remedy = "stop the other program, or choose another --port"
         return fault("port", f"{place} is in use by another program.", remedy), False
     except ConfigError as error:

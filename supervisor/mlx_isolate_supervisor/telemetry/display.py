@@ -38,6 +38,7 @@ def describe_start(version: str, urls: Sequence[str], models: Sequence[tuple[str
     lines = [f"mlx-isolate {version} on {', '.join(urls)} (pid {os.getpid()})"]
     for id, source in models:
         lines.append(f"  {id}" if source == id else f"  {id}  {source}")
+    lines += [f"  page: {url}/ui" for url in urls[:1]]
     return "\n".join(lines)
 
 
