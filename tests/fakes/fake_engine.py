@@ -229,7 +229,10 @@ def main() -> None:
     faults = start_faults(start.model, start.incarnation)
     if faults.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not faults.ignore_lifeline and not standby.prepared:
+    if faults.ignore_lifeline:
+        # What the kernel sends to a stopped process whose parent has gone.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    elif not standby.prepared:
         watch_lifeline(given.lifeline_fd)
     if faults.fork_helper:
         subprocess.Popen(["sleep", "600"])

@@ -152,7 +152,9 @@ def _popen(
             stderr=pipes.output[1],
             env=environment,
             pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
-            start_new_session=True,
+            # So that Ctrl-C reaches only the supervisor. Not a session of its own: Linux shares the
+            # CPU out by session first (autogroup), and niceness counts only within one.
+            process_group=0,
         )
     except ValueError as error:
         # An argument or variable that no system takes, such as one with a NUL.
@@ -246,7 +248,7 @@ class EngineProcess:
         listener: ProcessListener,
         output: deque[str],
     ) -> "EngineProcess":
-        """Start a child in its own session; it waits for its configuration.
+        """Start a child in its own process group; it waits for its configuration.
 
         Raises:
             OSError: it cannot be started (no such program, no memory, no descriptors).
@@ -277,7 +279,7 @@ class EngineProcess:
         listener: ProcessListener,
         output: deque[str],
     ) -> "EngineProcess":
-        """Start a child in its own session and send it its whole configuration.
+        """Start a child in its own process group and send it its whole configuration.
 
         Raises:
             OSError: as `launch`.
@@ -453,7 +455,7 @@ class EngineProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the engine, if it still lives, and wake it: a stopped process hears nothing.
 
-        The whole session gets it, so that a launcher's real engine hears it too.
+        The whole group gets it, so that a launcher's real engine hears it too.
         """
         if self._popen.poll() is not None:
             self.expect_exit()
