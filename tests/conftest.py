@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,9 @@ from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_
 
 # Hundreds of daemons and engines are started; without this each compiles all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell that runs the tests in the background has them ignore SIGINT, and so would every child.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,7 +59,8 @@ def read_to_the_end(clients: list[socket.socket]) -> None:
 
 
 def progress(daemon: RunningDaemon) -> Any:
-    return daemon.status()["models"][0]["progress"]
+    """The engine's last figures, the first of which come a moment after it is ready."""
+    return wait_for(lambda: daemon.status()["models"][0]["progress"], 5, "it reports")
 
 
 def test_a_reader_that_was_given_up_frees_its_place_and_finds_that_it_stopped_reading(
