@@ -5,6 +5,7 @@ stranger's: what they hold is kept, shown on terminals and encoded again.
 """
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 
@@ -16,7 +17,7 @@ COUNT_MAX = (1 << 63) - 1
 WORD_CHARACTERS_MAX = 64
 TEXT_CHARACTERS_MAX = 2000
 WARNINGS_MAX = 32
-# Kinds of cache misses; there are about ten.
+# Words by which an engine counts something; there are about ten of each kind.
 REASONS_MAX = 64
 
 
@@ -64,16 +65,27 @@ def _facts(facts: wire.ModelFacts) -> wire.ModelFacts | None:
 
 def _progress(message: wire.Progress) -> wire.Progress | None:
     cache = message.cache
-    reasons = cache.miss_reasons
-    if not (_has_counts(message) and _has_counts(cache) and _are_counts(reasons.values())):
+    if not (_has_counts(message) and _has_counts(cache)):
         return None
-    if len(reasons) > REASONS_MAX:
-        return None
-    named = {_text(name, WORD_CHARACTERS_MAX): count for name, count in reasons.items()}
-    if named == reasons:
+    named: dict[str, dict[str, int]] = {}
+    for name in cache.__struct_fields__:
+        counts: Any = getattr(cache, name)
+        if isinstance(counts, dict):
+            told = _tally(cast(dict[str, int], counts))
+            if told is None:
+                return None
+            if told != counts:
+                named[name] = told
+    if not named:
         return message
-    cache = msgspec.structs.replace(cache, miss_reasons=named)
-    return msgspec.structs.replace(message, cache=cache)
+    return msgspec.structs.replace(message, cache=msgspec.structs.replace(cache, **named))
+
+
+def _tally(counts: dict[str, int]) -> dict[str, int] | None:
+    """Counts by an engine's own words; None if there are too many, or they are none."""
+    if len(counts) > REASONS_MAX or not _are_counts(counts.values()):
+        return None
+    return {_text(name, WORD_CHARACTERS_MAX): count for name, count in counts.items()}
 
 
 def _has_counts(message: msgspec.Struct) -> bool:

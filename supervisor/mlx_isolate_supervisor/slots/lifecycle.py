@@ -1,8 +1,8 @@
 """The lifecycle of one model as a table: state and event to next state and actions.
 
 Pure data with a pure step; `docs/lifecycle.md` is generated from it by
-`python -m mlx_isolate_supervisor.slots.lifecycle`. What an action does is the slot's business, and so is
-the order around an exit: a process is reaped, its socket unlinked and its end judged
+`python -m mlx_isolate_supervisor.slots.lifecycle`. What an action does is the slot's business, and
+so is the order around an exit: a process is reaped, its socket unlinked and its end judged
 (`restart.judge`) before one of the exit events is chosen.
 """
 

@@ -1,7 +1,8 @@
 """One model to everybody else: its mailbox, its queue of requests.
 
 Everything that can happen to a slot is a message in its mailbox, handled one after the other, by
-whoever posts while none is handled; nothing else changes a slot or its machine. Implements `lease.Admission`.
+whoever posts while none is handled; nothing else changes a slot or its machine. Implements
+`lease.Admission`.
 """
 
 import asyncio
