@@ -88,6 +88,16 @@ def leave(client: socket.socket, by_reset: bool) -> None:
     client.close()
 
 
+def short_chat_s(daemon: RunningDaemon) -> float:
+    """Seconds of a short chat; the best of five, since other work of a test run may hold one up."""
+    took: list[float] = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert daemon.chat("slow", max_tokens=4).status == 200
+        took.append(time.monotonic() - began)
+    return min(took)
+
+
 @pytest.mark.alone
 @pytest.mark.case("09")
 @pytest.mark.parametrize("by_reset", [False, True], ids=["FIN", "RST"])
@@ -96,6 +106,7 @@ def test_an_engine_whose_client_has_left_is_idle_within_a_second(
 ) -> None:
     before = model(daemon, "slow")
     engine = psutil.Process(before["pid"])
+    at_first_s = short_chat_s(daemon)
     said = len(daemon.stderr)
     client = daemon.stream(model="slow", max_tokens=20000)
     for _ in range(10):
@@ -110,7 +121,7 @@ def test_an_engine_whose_client_has_left_is_idle_within_a_second(
 
     wait_for(is_idle, 5, "the engine is idle")
     assert time.monotonic() - left_at <= 1.0
-    assert daemon.chat("slow", max_tokens=4).status == 200
+    assert short_chat_s(daemon) <= 2 * at_first_s
     assert model(daemon, "slow")["pid"] == before["pid"]
     assert "Traceback" not in daemon.stderr[said:]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.running_daemon import RunningDaemon, fake_model
@@ -175,6 +176,13 @@ def test_a_foreign_host_reaches_no_endpoint(daemon: RunningDaemon, path: str) ->
     assert answer.status == 403 and answer.json()["error"]["code"] == "host_not_allowed"
 
 
+def strangers(daemon: RunningDaemon) -> list[str]:
+    """Addresses beyond this machine that the daemon or an engine has a connection to."""
+    processes = [psutil.Process(daemon.process.pid), *daemon.engines()]
+    remote = [c.raddr for process in processes for c in process.net_connections("inet") if c.raddr]
+    return [address.ip for address in remote if address.ip not in ("127.0.0.1", "::1")]
+
+
 @pytest.mark.case("49")
 @pytest.mark.parametrize("model", ["nope/nope", "../../etc", "/etc/passwd", ""])
 def test_an_unknown_model_is_told_at_once_while_a_stream_runs(
@@ -190,6 +198,7 @@ def test_an_unknown_model_is_told_at_once_while_a_stream_runs(
             answer = daemon.chat(model=model)
             took.append(time.monotonic() - began)
             assert answer.status == 404 and answer.json()["error"]["code"] == "model_not_found"
+            assert strangers(daemon) == []
         # The best of some, since other work of a test run may hold one up.
         assert min(took) < 0.1
         assert daemon.status()["models"][0]["pid"] == before

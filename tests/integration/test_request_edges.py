@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.engine_process import REAL, EngineProcess
@@ -187,11 +188,15 @@ def test_prompts_around_the_context(engine: EngineProcess) -> None:
     def complete(tokens: int, **fields: Any) -> RawResponse:
         return post(engine, "/v1/completions", prompt=[65] * tokens, **fields)
 
+    process = psutil.Process(engine.child.pid)
+    complete(CONTEXT * 20)
+    at_first = process.memory_info().rss
     for tokens in (CONTEXT, CONTEXT + 1, CONTEXT * 20):
         for stream in (False, True):
             response = complete(tokens, max_tokens=4, stream=stream)
             assert response.status == 400
             assert response.json["error"]["code"] == "context_length_exceeded"
+    assert process.memory_info().rss - at_first <= 4 << 20, "a refusal costs memory"
     nearly = complete(CONTEXT - 3, max_tokens=50).json
     assert nearly["choices"][0]["finish_reason"] == "length"
     assert nearly["usage"]["total_tokens"] <= CONTEXT
