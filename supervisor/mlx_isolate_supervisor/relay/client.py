@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_request import BaseRequest
 
-from mlx_isolate_shared.errors import RequestError
-from mlx_isolate_supervisor.relay.edge import SERVER
+from mlx_isolate_shared.errors import HttpError, RequestError
+from mlx_isolate_supervisor.relay.edge import EDGE, SERVER, own_fault
 from mlx_isolate_supervisor.relay.limits import (
     CLIENT_STALL_LOOK_S,
     CLIENT_UNSENT_BYTES_MAX,
@@ -91,9 +91,10 @@ class ClientConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what could not be parsed, then close."""
+        """Answer what could not be parsed, or failed where nobody else could answer; then close."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun already")
+        error: HttpError
         if isinstance(exc, LineTooLong):
             error = RequestError(
                 "The request line or a header is too long.", status=431, code="headers_too_large"
@@ -105,7 +106,8 @@ class ClientConnection(web.RequestHandler):
         elif status == 400:
             error = RequestError("The request is not valid HTTP/1.1.", code="bad_http")
         else:
-            return super().handle_error(request, status, exc, message)
+            self.log_exception("request.fault status=%d", status, exc_info=exc)
+            error = own_fault()
         response = web.Response(
             status=error.status,
             body=error.body(),
@@ -128,10 +130,12 @@ def runner_options(limits: RelayLimits) -> dict[str, Any]:
 def client_factory(runner: web.AppRunner, limits: RelayLimits) -> Callable[[], ClientConnection]:
     """The protocol factory for `loop.create_server`, once `runner.setup()` has run.
 
-    `runner.cleanup()` ends the connections made here, as it does for aiohttp's own sites.
+    `Edge.install` has seen the application. `runner.cleanup()` ends the connections made here, as
+    it does for aiohttp's own sites.
     """
     server = runner.server
     assert server is not None, "runner.setup() comes first"
+    server.request_handler = runner.app[EDGE].around(server.request_handler)
     loop = asyncio.get_running_loop()
     options = _connection_options(limits)
     # The relay waits once to say that its client has stalled, and once more for that to be read.

@@ -4,6 +4,8 @@ import itertools
 import logging
 import re
 import secrets
+from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -12,6 +14,7 @@ from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
 from mlx_isolate_supervisor.relay.error_wire import error_body
 from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
+from mlx_isolate_supervisor.relay.target import path_on_engine
 
 REQUEST_ID = web.RequestKey("request_id", str)
 # Where a request goes on its engine, which decides the form of its errors.
@@ -27,6 +30,9 @@ _PROCESS = secrets.token_hex(6)
 _numbers = itertools.count(1)
 _CHANGING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
+# An application as the connections of its server see it.
+RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +43,16 @@ def error_response(error: HttpError, path: str) -> web.Response:
         body=error_body(error, path),
         content_type="application/json",
         headers=error.headers(),
+    )
+
+
+def own_fault() -> EngineError:
+    """What a client is told of a fault of ours: nothing of its inside."""
+    return EngineError(
+        "The server failed on this request.",
+        status=500,
+        code="internal_error",
+        retry_after_s=None,
     )
 
 
@@ -56,8 +72,26 @@ class Edge:
 
     def install(self, app: web.Application) -> None:
         """Make it the outermost middleware of `app`; call before adding others."""
+        app[EDGE] = self
         app.middlewares.append(self.middleware)
         app.on_response_prepare.append(self._on_response_prepare)
+
+    def around(self, answer: RequestHandler) -> RequestHandler:
+        """`answer`, the whole application, with what no middleware sees in our form as well.
+
+        aiohttp looks for a route and at `Expect` before the first middleware; what fails there
+        is checked and answered as if a handler had raised it.
+        """
+
+        async def answer_in_form(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await answer(request)
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 (the middleware logs it)
+                return await self.middleware(cast(web.Request, request), _raising(error))
+
+        return answer_in_form
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -85,11 +119,7 @@ class Edge:
             if request.writer.output_size:
                 raise
             _log.exception("request.fault id=%s path=%s", request[REQUEST_ID], request.path)
-            fault = EngineError(
-                "The server failed on this request.", status=500, code="internal_error"
-            )
-            fault.retry_after_s = None
-            return _refusal(request, fault)
+            return _refusal(request, own_fault())
 
     def _check(self, request: web.Request) -> None:
         fields = request.raw_headers
@@ -160,24 +190,29 @@ def choose_request_id(asked: str | None) -> str:
     return f"req-{_PROCESS}-{next(_numbers):x}"
 
 
-async def answer_expect(request: web.Request) -> web.StreamResponse | None:
+async def check_expect(request: web.Request) -> None:
     """Expect handler of routes that read a body: 417 for anything but 100-continue.
 
     The `100 Continue` itself is sent by the reader of the body, after every check that needs no
     body, so that a refusal is the first and only status.
+
+    Raises:
+        web.HTTPExpectationFailed: as aiohttp's own handler, for every other route.
     """
-    if request.headers.get("Expect", "").strip().lower() == "100-continue":
-        return None
-    error = RequestError(
-        "The only expectation this server meets is 100-continue.",
-        status=417,
-        code="expectation_failed",
-    )
-    return _refusal(request, error)
+    if request.headers.get("Expect", "").strip().lower() != "100-continue":
+        raise web.HTTPExpectationFailed
+
+
+def _raising(error: Exception) -> Handler:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        raise error
+
+    return handler
 
 
 def _refusal(request: web.Request, error: HttpError) -> web.Response:
-    response = error_response(error, request.get(ENGINE_PATH, request.path))
+    path = request.get(ENGINE_PATH) or path_on_engine(request.path)
+    response = error_response(error, path)
     if not request.content.is_eof():
         # What is left of the body must not be read as the next request.
         response.force_close()
@@ -192,9 +227,15 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamR
         code = "method_not_allowed"
     elif error.status == 404:
         message, code = f"There is no endpoint {request.path}.", "not_found"
+    elif error.status == 417:
+        message = "The only expectation this server meets is 100-continue."
+        code = "expectation_failed"
     else:
         message, code = f"{error.reason}.", error.reason.lower().replace(" ", "_")
     response = _refusal(request, RequestError(message, status=error.status, code=code))
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
+
+
+EDGE = web.AppKey("edge", Edge)

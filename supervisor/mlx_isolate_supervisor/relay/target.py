@@ -49,3 +49,11 @@ def split_upstream(raw_path: str, is_known: Callable[[str], bool]) -> Target:
             path = "/" + "/".join(segments[count:])
             return Target(path=path, model=name, is_work=path in WORK_PATHS)
     return Target(path="/", model=unquote("/".join(segments[:2])), is_work=False)
+
+
+def path_on_engine(path: str) -> str:
+    """The path on the engine, for errors that come before any model is looked up."""
+    if not path.startswith(UPSTREAM):
+        return path
+    place = path.find("/v1/")
+    return path if place < 0 else path[place:]

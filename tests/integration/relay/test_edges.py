@@ -322,6 +322,48 @@ def test_an_unknown_expectation_is_417() -> None:
     run(scenario())
 
 
+@pytest.mark.case("46")
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/upstream/m/v1/messages", "/nowhere"])
+def test_an_unknown_expectation_is_told_in_the_form_of_any_other_error(path: str) -> None:
+    async def scenario() -> None:
+        async with make_rig(origins=("http://localhost:3000",)) as rig:
+            client = await rig.connect()
+            headers = b"Expect: foo\r\nX-Request-Id: mine\r\nOrigin: http://localhost:3000\r\n"
+            await client.send(post(b"", path, headers))
+            answer = await client.read_answer()
+            assert answer.status == 417
+            assert ("type" in json.loads(answer.body)) == ("messages" in path)
+            assert error_of(answer)["message"]
+            assert answer.one("x-request-id") == "mine"
+            assert answer.one("access-control-allow-origin") == "http://localhost:3000"
+            await client.post(b"{", path=CHAT)
+            assert (await client.read_answer()).status == 400
+
+    run(scenario())
+
+
+def test_a_fault_before_any_handler_is_a_json_500(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_: web.Request) -> None:
+        raise ValueError("a secret")
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response()
+
+    def extra(app: web.Application) -> None:
+        app.router.add_get("/faulty", answer, expect_handler=fail)
+
+    async def scenario() -> None:
+        async with make_rig(extra=extra) as rig:
+            client = await rig.connect()
+            await client.send(b"GET /faulty HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n")
+            answer = await client.read_answer()
+            assert (answer.status, error_of(answer)["code"]) == (500, "internal_error")
+            assert b"secret" not in answer.body
+
+    run(scenario())
+    assert "request.fault" in caplog.text
+
+
 @pytest.mark.case("47")
 @pytest.mark.parametrize("size", [1_153_433, 8 * MIB, 64 * MIB])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
