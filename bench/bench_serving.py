@@ -14,17 +14,13 @@ measured: quality of text, long contexts, other samplers, memory.
 import argparse
 import asyncio
 import json
-import os
-import platform
-import random
-import statistics
 import sys
 import tempfile
-import urllib.request
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from bench.machine import machine
+from bench.paired import compare
 from bench.serving_load import Turn, prompt, turn
 from bench.serving_rivals import Rival, ours, theirs
 
@@ -54,7 +50,6 @@ SMALL = Size(hidden=64, layers=2, tokens=16, clients=(1, 2), rounds=2, words=(8,
 REAL = Size(
     hidden=768, layers=12, tokens=64, clients=(1, 4, 16), rounds=7, words=(16, 64, 128, 256)
 )
-BOOTSTRAPS = 2000
 HIGHER_IS_BETTER = {"tokens_per_s"}
 
 
@@ -107,38 +102,26 @@ def _compare(
 ) -> Comparison:
     a = [getattr(one, figure) for one in mine]
     b = [getattr(one, figure) for one in other]
-    if figure in HIGHER_IS_BETTER:
-        ratios = [x / y for x, y in zip(a, b, strict=True)]
-    else:
-        ratios = [y / x for x, y in zip(a, b, strict=True)]
-    dice = random.Random(1)
-    resampled = sorted(
-        statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS)
-    )
+    pair = compare(a, b, higher_is_better=figure in HIGHER_IS_BETTER)
+    assert pair.ratio is not None and pair.ratio_low is not None
     return Comparison(
         load=load,
         clients=clients,
         figure=figure,
-        ours=statistics.median(a),
-        theirs=statistics.median(b),
-        ratio=statistics.median(ratios),
-        ratio_low=resampled[int(BOOTSTRAPS * 0.025)],
+        ours=pair.ours,
+        theirs=pair.theirs,
+        ratio=pair.ratio,
+        ratio_low=pair.ratio_low,
     )
 
 
 def run(model: Path, size: Size) -> list[Comparison]:
     """Start both servers, measure, stop them."""
     with ours(model) as mine, theirs(model) as other:
-        names = (_first_model(mine.url), str(model))
+        names = (mine.model_name(), str(model))
         rivals = (mine, other)
         cold = asyncio.run(measure(rivals, names, size, warm=False))
         return cold + asyncio.run(measure(rivals, names, size, warm=True))
-
-
-def _first_model(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        name: str = json.load(answer)["data"][0]["id"]
-        return name
 
 
 def random_model(folder: Path, size: Size) -> Path:
@@ -147,17 +130,6 @@ def random_model(folder: Path, size: Size) -> Path:
 
     spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=8192)
     return build_model(folder / "random", spec)
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on."""
-    names = ("mlx", "mlx-lm", "mlx-isolate")
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, "
-        f"load {os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
-        **{name: version(name) for name in names},
-    }
 
 
 def table(results: list[Comparison]) -> str:
@@ -194,7 +166,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         model = options.model.absolute() if options.model else random_model(Path(folder), size)
         results = run(model, size)
-    facts = machine()
+    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"size: {size}\n" + table(results))
     if options.json is not None:

@@ -1,7 +1,8 @@
 """The two servers of the serving bench as child processes: mlx_lm.server and the daemon."""
 
+import contextlib
+import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from typing import Self
 
 import psutil
 
+from mlx_isolate_supervisor.engines.blas import choose_blas
+
+# How a server without a supervisor is kept up: started again at once, however it ended.
+LOOP = 'trap exit TERM; while :; do "$@" & wait $!; done'
 # A GPU compiles kernels for half a minute before a daemon's engine is ready.
 READY_S = 300.0
 STOP_S = 30.0
@@ -28,6 +33,16 @@ def free_port() -> int:
         return port
 
 
+def memory_bytes(processes: list[psutil.Process]) -> int:
+    """Memory of some processes; pages that they share count once where the system tells."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = process.memory_full_info()
+            total += getattr(found, "pss", found.rss)
+    return total
+
+
 class Rival:
     """One server with one model, started and stopped; use as a context manager.
 
@@ -35,14 +50,18 @@ class Rival:
         name: for tables.
         command: its argv, without the port.
         ready_path: answers 200 when the model can be asked.
+        is_looped: whether a shell starts it again as often as it ends.
     """
 
-    def __init__(self, name: str, command: list[str], ready_path: str) -> None:
+    def __init__(
+        self, name: str, command: list[str], ready_path: str, *, is_looped: bool = False
+    ) -> None:
         self.name = name
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._ready_url = self.url + ready_path
         self._command = [*command, "--port", str(self.port)]
+        self._is_looped = is_looped
         self._folder = tempfile.TemporaryDirectory(prefix="mi", dir="/tmp")
         self._home = Path(self._folder.name)
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,13 +70,18 @@ class Rival:
         """Start it and wait until its model can be asked."""
         environment = {
             **os.environ,
+            # The daemon chooses this for its engines; the rival gets the same.
+            **choose_blas("auto").environment(os.environ.get("LD_PRELOAD")),
             "HOME": str(self._home),
             "MLX_ISOLATE_CACHE_DIR": f"{self._home}/cache",
             "MLX_ISOLATE_LOG_DIR": f"{self._home}/logs",
             "HF_HUB_OFFLINE": "1",
         }
+        command = ["/bin/sh", "-c", LOOP, "loop"] if self._is_looped else []
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+            self._process = subprocess.Popen(
+                [*command, *self._command], stdout=log, stderr=log, env=environment
+            )
         deadline = time.monotonic() + READY_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -73,12 +97,14 @@ class Rival:
     ) -> None:
         """Stop it and remove what it left."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        processes = self.processes()
+        for process in processes if self._is_looped else processes[:1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, living = psutil.wait_procs(processes, STOP_S)
+        for process in living:
+            process.kill()
+        self._process.wait()
         self._folder.cleanup()
 
     @property
@@ -90,18 +116,42 @@ class Rival:
     def _log_path(self) -> Path:
         return self._home / "log"
 
-    def cpu_s(self) -> float:
-        """Processor time of the server and its children so far, in seconds."""
+    def processes(self) -> list[psutil.Process]:
+        """The process that was started, then all below it."""
         assert self._process is not None
         root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def serving(self) -> psutil.Process:
+        """The process that holds the model."""
+        if self._is_looped:
+            return self.processes()[1]
+        assert self._process is not None
+        if self._ready_url.endswith("/health"):
+            return psutil.Process(self._process.pid)
+        with urllib.request.urlopen(f"{self.url}/status", timeout=10) as answer:
+            return psutil.Process(json.load(answer)["models"][0]["pid"])
+
+    def model_name(self) -> str:
+        """What a request has to call the model that was given at the start."""
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:
+            name: str = json.load(answer)["data"][0]["id"]
+            return name
+
+    def cpu_s(self) -> float:
+        """Processor time of the server and its children so far, in seconds."""
         total = 0.0
-        for process in [root, *root.children(recursive=True)]:
+        for process in self.processes():
             try:
                 spent = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
             total += spent.user + spent.system
         return total
+
+    def memory_bytes(self) -> int:
+        """Memory of the server and its children."""
+        return memory_bytes(self.processes())
 
     def _answers(self) -> bool:
         try:
@@ -111,13 +161,14 @@ class Rival:
             return False
 
 
-def ours(model: Path) -> Rival:
-    """The daemon as anyone starts it, with its defaults."""
-    command = [sys.executable, "-m", "mlx_isolate_supervisor.cli", "serve", str(model)]
+def ours(model: Path, *flags: str) -> Rival:
+    """The daemon as anyone starts it, with its defaults unless `flags` say otherwise."""
+    command = [sys.executable, "-m", "mlx_isolate_supervisor.cli", "serve", str(model), *flags]
     return Rival("mlx-isolate", command, "/readyz")
 
 
-def theirs(model: Path) -> Rival:
+def theirs(model: Path, *, is_looped: bool = False) -> Rival:
     """mlx_lm.server; its defaults are its best settings for this load (32 rows, 8 prompts)."""
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model)]
-    return Rival("mlx_lm.server", [*command, "--log-level", "ERROR"], "/health")
+    command += ["--log-level", "ERROR"]
+    return Rival("mlx_lm.server", command, "/health", is_looped=is_looped)

@@ -1,0 +1,252 @@
+"""What it costs when something ends early: a client that leaves, a server that is killed.
+
+The daemon (with its cache on disk) against mlx_lm.server as its users keep it up: a shell loop that
+starts it again at once. Both serve one model of random weights, taking turns:
+
+* a client leaves - a stream, a long prompt that is still read, an answer asked for whole: until the
+  process that holds the model is idle;
+* kill -9 of that process: until a request is answered again, and how many failed until then, each
+  asked as soon as the one before has failed;
+* the first token of a long prompt: cold, repeated, and repeated after that kill;
+* memory after many requests of four clients, with fresh servers: of all processes (ours has a
+  supervisor and, where there is room, a spare engine) and of the one with the model.
+
+Not measured: speed (bench_serving), a kill of the supervisor itself, and requests that were running
+when the kill came (both lose them; ours says so).
+
+    python -m bench.bench_outages            # the real size
+    python -m bench.bench_outages --small    # the size that the tests run
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from tests.material.models import ModelSpec, build_model
+
+from bench.machine import machine
+from bench.paired import Pair, compare
+from bench.serving_calls import Caller
+from bench.serving_load import prompt, turn
+from bench.serving_rivals import Rival, memory_bytes, ours, theirs
+
+SERVING_S = 120.0
+# A process is idle from the last moment before this long without work.
+QUIET_S = 0.4
+QUIET_SHARE = 0.25
+LOOK_S = 0.02
+# Time without requests before a kill, in which a cache may be written.
+SETTLE_S = 3.0
+RETRY_S = 0.02
+MEMORY_CLIENTS = 4
+MEMORY_WORDS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        hidden: width of the random model.
+        layers: its depth.
+        long_words: length of the long prompt; about 6 tokens a word.
+        left_tokens: length of an answer whose client leaves.
+        rounds: turns that each rival takes.
+        requests: requests before memory is read; a multiple of MEMORY_CLIENTS.
+    """
+
+    hidden: int
+    layers: int
+    long_words: int
+    left_tokens: int
+    rounds: int
+    requests: int
+
+
+SMALL = Size(hidden=64, layers=2, long_words=60, left_tokens=200, rounds=1, requests=8)
+REAL = Size(hidden=512, layers=8, long_words=700, left_tokens=1000, rounds=7, requests=500)
+
+Figures = dict[str, list[float]]
+
+
+class Side:
+    """One rival with what was measured of it."""
+
+    def __init__(self, rival: Rival, model: str, size: Size) -> None:
+        self.rival = rival
+        self.figures: Figures = {}
+        self._call = Caller(rival.port, model)
+        self._size = size
+
+    def _note(self, figure: str, value: float) -> None:
+        self.figures.setdefault(figure, []).append(value)
+
+    def leave(self, number: int) -> None:
+        """A client leaves in each of three ways."""
+        size = self._size
+        ways = {
+            "idle after a stream is left, s": (24, True, 5),
+            "idle after a long prompt is left, s": (3 * size.long_words, True, 0),
+            "idle after a whole answer is left, s": (24, False, 0),
+        }
+        for place, (figure, (words, stream, events)) in enumerate(ways.items()):
+            messages = prompt(10 * number + place, words, warm=False)
+            left = self._call.leave(
+                messages, tokens=size.left_tokens, stream=stream, after_events=events
+            )
+            self._note(figure, max(0.0, idle_since(self.rival.serving()) - left))
+
+    def kill(self, number: int) -> None:
+        """A long prompt before and after a kill, and how long it takes until it can be asked."""
+        messages = prompt(1_000_000 + number, self._size.long_words, warm=False)
+        self._note("TTFT of a long prompt, cold, s", self._call.first_text(messages).ttft_s)
+        self._note("TTFT of a long prompt, repeated, s", self._call.first_text(messages).ttft_s)
+        time.sleep(SETTLE_S)
+        self.rival.serving().kill()
+        began, failed = time.perf_counter(), 0
+        while not self._call.answers(prompt(number, 4, warm=False)):
+            failed += 1
+            if time.perf_counter() - began > SERVING_S:
+                raise RuntimeError(f"{self.rival.name} did not come back:\n{self.rival.log}")
+            time.sleep(RETRY_S)
+        self._note("kill to serving, s", time.perf_counter() - began)
+        self._note("requests that failed until then", failed)
+        again = self._call.first_text(messages).ttft_s
+        self._note("TTFT of a long prompt, after the kill, s", again)
+
+    async def fill(self, model: str) -> None:
+        """Memory after the first request and after all of them."""
+        requests = self._size.requests
+        first = 0.0
+        for number in range(0, requests, MEMORY_CLIENTS):
+            prompts = [
+                prompt(2_000_000 + number + place, words, warm=False)
+                for place, words in enumerate(MEMORY_WORDS)
+            ]
+            await turn(self.rival.url, model, prompts, 16)
+            first = first or self.rival.memory_bytes() / 1e6
+        last = self.rival.memory_bytes() / 1e6
+        self._note(f"memory after {requests} requests, MB", last)
+        own = memory_bytes([self.rival.serving()]) / 1e6
+        self._note("of that the process with the model, MB", own)
+        self._note("of that since the first four, MB", last - first)
+
+
+def idle_since(process: psutil.Process) -> float:
+    """When a process last worked, on the clock of `perf_counter`; waits until it rests."""
+    seen = [(time.perf_counter(), processor_s(process))]
+    end = seen[0][0] + SERVING_S
+    while seen[-1][0] < end:
+        time.sleep(LOOK_S)
+        seen.append((time.perf_counter(), processor_s(process)))
+        before = [one for one in seen if one[0] <= seen[-1][0] - QUIET_S]
+        if before:
+            (began, then), (now, total) = before[-1], seen[-1]
+            if total - then < QUIET_SHARE * (now - began) / 2:
+                return _last_work(seen)
+    raise RuntimeError("it does not come to rest")
+
+
+def _last_work(seen: list[tuple[float, float]]) -> float:
+    for (began, before), (ended, after) in reversed(list(itertools.pairwise(seen))):
+        if after - before > QUIET_SHARE * (ended - began):
+            return ended
+    return seen[0][0]
+
+
+def processor_s(process: psutil.Process) -> float:
+    """Processor time of all its threads; on Linux to the nanosecond, elsewhere to a tick."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    if not tasks.exists():
+        spent = process.cpu_times()
+        return spent.user + spent.system
+    total = 0
+    for task in os.listdir(tasks):
+        try:
+            total += int((tasks / task / "schedstat").read_text().split()[0])
+        except (OSError, IndexError):
+            continue  # a thread that has just ended
+    return total / 1e9
+
+
+Start = Callable[[], Rival]
+
+
+def run(model: Path, size: Size) -> dict[str, Pair]:
+    """Everything, in turns."""
+
+    def start_ours() -> Rival:
+        return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"))
+
+    def start_theirs() -> Rival:
+        return theirs(model, is_looped=True)
+
+    with start_ours() as mine, start_theirs() as other:
+        sides = (Side(mine, mine.model_name(), size), Side(other, str(model), size))
+        for number in range(size.rounds):
+            for side in sides if number % 2 else sides[::-1]:
+                side.leave(number)
+                side.kill(number)
+    filled = fill(start_ours, start_theirs, str(model), size)
+    return {
+        figure: compare(values, theirs_too, higher_is_better=False)
+        for figure, values, theirs_too in (
+            *((name, values, sides[1].figures[name]) for name, values in sides[0].figures.items()),
+            *((name, values, filled[1][name]) for name, values in filled[0].items()),
+        )
+    }
+
+
+def fill(start_ours: Start, start_theirs: Start, model: str, size: Size) -> list[Figures]:
+    """Memory of fresh servers after many requests, one server after the other."""
+    figures: list[Figures] = []
+    for start in (start_ours, start_theirs):
+        with start() as rival:
+            name = rival.model_name() if start is start_ours else model
+            side = Side(rival, name, size)
+            asyncio.run(side.fill(name))
+            figures.append(side.figures)
+    return figures
+
+
+def table(pairs: dict[str, Pair]) -> str:
+    """The figures as a person reads them."""
+    lines = [f"{'figure':42} {'ours':>9} {'mlx_lm.server':>14} {'ratio':>8} {'(95 % low)':>11}"]
+    for figure, pair in pairs.items():
+        ratio, low = (
+            "–" if value is None else f"{value:.2f}" for value in (pair.ratio, pair.ratio_low)
+        )
+        lines.append(f"{figure:42} {pair.ours:9.3f} {pair.theirs:14.3f} {ratio:>8} {low:>11}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the table, write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--small", action="store_true", help="the size that the tests run")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(arguments)
+    size = SMALL if options.small else REAL
+    with tempfile.TemporaryDirectory(prefix="mi") as folder:
+        spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=32768)
+        pairs = run(build_model(Path(folder) / "random", spec), size)
+    facts = machine("mlx", "mlx-lm", "mlx-isolate")
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print(f"size: {size}\n" + table(pairs))
+    if options.json is not None:
+        figures = {name: asdict(pair) for name, pair in pairs.items()}
+        options.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
