@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from mlx_isolate_engine.device import backend_name
 from mlx_isolate_engine.model.errors import ModelError
-from mlx_isolate_engine.model.facts import backend_name, loaded_blas
+from mlx_isolate_engine.model.facts import loaded_blas
 from mlx_isolate_engine.model.folder import check_folder
 from mlx_isolate_shared.probe import FolderFinding, ProbeAnswer
 

@@ -61,7 +61,12 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loaded model is, for /v1/models, /status and the start-up lines."""
+    """What the loaded model is, for /v1/models, /status and the start-up lines.
+
+    Attributes:
+        device_memory_bytes: of the GPU: with `metal` what it recommends to use of the machine's
+            memory, with `cuda` all of its own; 0 without a GPU, or where it does not say.
+    """
 
     architecture: str
     parameters: int
@@ -70,6 +75,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     vocab_size: int
     backend: str
+    device_memory_bytes: int = 0
     blas: str | None = None
     has_chat_template: bool = False
     mlx_version: str = ""
@@ -140,6 +146,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         footprint_bytes: process memory (macOS: physical footprint; Linux: PSS where readable,
             else RSS).
         footprint_kind: which of the three.
+        device_free_bytes: of a GPU with memory of its own, free for whoever asks; else 0.
     """
 
     prompt_tokens: int = 0
@@ -155,6 +162,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     mlx_active_bytes: int = 0
     mlx_peak_bytes: int = 0
     mlx_cache_bytes: int = 0
+    device_free_bytes: int = 0
     cache: CacheFigures = CacheFigures()
 
 

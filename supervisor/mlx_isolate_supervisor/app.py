@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -19,9 +18,12 @@ from mlx_isolate_supervisor.daemon import Daemon
 from mlx_isolate_supervisor.engines.blas import choose_blas
 from mlx_isolate_supervisor.engines.orphans import reap_orphans
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
-from mlx_isolate_supervisor.models.footprints import FILE_NAME, FootprintBook
+from mlx_isolate_supervisor.models import devices, footprints
+from mlx_isolate_supervisor.models.devices import DeviceBook
+from mlx_isolate_supervisor.models.footprints import FootprintBook
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import pool_limits
+from mlx_isolate_supervisor.models.state_file import state_folder
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.telemetry.display import make_display
@@ -85,7 +87,8 @@ async def _serve(launch: Launch, folder: RunDirectory, logs: Logs) -> int:
         on_event=daemon.on_event,
         standby=settings.standby,
         limits=pool_limits(settings),
-        footprints=FootprintBook(_state_folder() / FILE_NAME),
+        footprints=FootprintBook(state_folder() / footprints.FILE_NAME),
+        devices=DeviceBook(state_folder() / devices.FILE_NAME),
     )
     return await daemon.serve(launch.sockets)
 
@@ -135,12 +138,6 @@ def engine_command(settings: ServeSettings, given: EngineCommand | None) -> Engi
         cache_home=settings.cache_home or _user_cache(),
         log_level=settings.log_level,
     )
-
-
-def _state_folder() -> Path:
-    from platformdirs import user_state_path
-
-    return user_state_path("mlx-isolate", appauthor=False)
 
 
 def _user_cache() -> str:

@@ -136,6 +136,7 @@ class Daemon:
             memory_budget_bytes=self.pool.limits.budget_bytes,
             memory_claimed_bytes=self.pool.claimed_bytes,
             models_max=self.pool.limits.models_max,
+            gpus=self.pool.gpus(),
         )
         return Status(supervisor=own, models=self.pool.snapshot())
 

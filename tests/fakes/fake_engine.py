@@ -28,6 +28,7 @@ from tests.fakes import fake_http
 from tests.fakes.fake_faults import StartFaults, standby_faults, start_faults
 
 PROGRESS_S = 0.1
+MB = 1_000_000
 FACTS = wire.ModelFacts(
     architecture="fake",
     parameters=1000,
@@ -188,7 +189,7 @@ async def serve(start: wire.Start, report: Report, faults: StartFaults, ready: w
     stop = asyncio.Event()
     if not faults.ignore_term:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
-    counters = fake_http.Counters()
+    counters = fake_http.Counters(faults.mlx_mb * MB, faults.device_free_mb * MB)
     server = None
     if not faults.no_socket:
         server = await asyncio.start_unix_server(
@@ -245,7 +246,12 @@ def main() -> None:
         socket_path=start.socket_path,
         load_s=time.monotonic() - began,
         # What was prepared ahead is told where a test can read it.
-        facts=msgspec.structs.replace(FACTS, warnings=tuple(standby.prepared)),
+        facts=msgspec.structs.replace(
+            FACTS,
+            warnings=tuple(standby.prepared),
+            backend=faults.backend,
+            device_memory_bytes=faults.device_mb * MB,
+        ),
     )
     with memory:
         asyncio.run(serve(start, report, faults, ready))

@@ -36,6 +36,8 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ready, and after.
         memory_mb: touch so much memory, page by page, which the kernel must drop at the end.
         fork_helper: leave a child process of our own running (a launcher's habit).
+        backend, device_mb: what it computes on, and the memory of that.
+        mlx_mb, device_free_mb: what it says that MLX holds, and what is free of a GPU.
     """
 
     until_incarnation: int = 0
@@ -58,6 +60,10 @@ class StartFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     report_after: str | None = None
     memory_mb: int = 0
     fork_helper: bool = False
+    backend: str = "none"
+    device_mb: int = 0
+    mlx_mb: int = 0
+    device_free_mb: int = 0
 
 
 class StandbyFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

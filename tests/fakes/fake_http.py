@@ -18,7 +18,9 @@ from tests.fakes.fake_websocket import FakeWebSocket
 class Counters:
     """What the progress lines tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, mlx_bytes: int = 0, device_free_bytes: int = 0) -> None:
+        self._mlx_bytes = mlx_bytes
+        self._device_free_bytes = device_free_bytes
         self.prompt = self.generated = self.active = 0
         self.completed = self.cancelled = self.failed = 0
         self.active_sockets = 0
@@ -32,6 +34,8 @@ class Counters:
             cancelled=self.cancelled,
             failed=self.failed,
             footprint_bytes=10_000_000,
+            mlx_active_bytes=self._mlx_bytes,
+            device_free_bytes=self._device_free_bytes,
         )
 
 

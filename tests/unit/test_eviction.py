@@ -6,6 +6,7 @@ import pytest
 
 from mlx_isolate_supervisor.config import GroupSpec
 from mlx_isolate_supervisor.models.eviction import (
+    GpuLimits,
     Plan,
     Resident,
     Rules,
@@ -180,3 +181,63 @@ def test_a_newcomer_loads_beside_what_it_replaces_where_the_memory_suffices() ->
     assert decide(rules, [resident("a", 6, busy=True)], [wish("b", 5)]).grants == ()
     replacing = [resident("a", 3, is_leaving=True), resident("b", 3)]
     assert decide(rules, replacing, [wish("c", 3)]).grants == ()
+
+
+GPU = Rules(
+    budget_bytes=100, ceiling_bytes=100, gpus={"": GpuLimits(budget_bytes=10, ceiling_bytes=12)}
+)
+
+
+def test_a_gpus_own_memory_is_kept_to_though_the_machine_has_plenty() -> None:
+    held = [resident("a", 1, gpu_bytes=6, used_s=1.0), resident("b", 1, used_s=0.0)]
+    assert decide(GPU, held, [wish("c", 1, gpu_bytes=4)]).grants == ("c",)
+    plan = decide(GPU, held, [wish("c", 1, gpu_bytes=5)])
+    assert plan.evictions == {"a": "c"}, "the one that is on the GPU leaves, not the older one"
+    leaving = decide(
+        GPU, [resident("a", 1, gpu_bytes=6, is_leaving=True)], [wish("c", gpu_bytes=5)]
+    )
+    assert leaving == Plan(waits={"c": "until a has made room"})
+
+
+def test_what_another_gpu_holds_is_in_nobodys_way() -> None:
+    gpus = {"0": GpuLimits(budget_bytes=10, ceiling_bytes=10)}
+    gpus["1"] = GpuLimits(budget_bytes=20, ceiling_bytes=20)
+    rules = Rules(budget_bytes=100, gpus=gpus)
+    held = [resident("a", gpu="0", gpu_bytes=10), resident("b", gpu="1", gpu_bytes=10)]
+    assert decide(rules, held, [wish("c", gpu="1", gpu_bytes=10)]).grants == ("c",)
+    assert decide(rules, held, [wish("c", gpu="1", gpu_bytes=11)]).evictions == {"b": "c"}
+    unknown = wish("c", gpu="2", gpu_bytes=50)
+    assert decide(rules, held, [unknown]).grants == ("c",), "nothing is known of that one"
+
+
+def test_a_model_alone_may_take_more_than_the_share_of_a_gpu_and_no_more_than_all_of_it() -> None:
+    assert decide(GPU, [], [wish("a", gpu_bytes=12)]).grants == ("a",)
+    refusal = decide(GPU, [], [wish("a", 3, gpu_bytes=13)]).refusals["a"]
+    assert (refusal.need_bytes, refusal.budget_bytes, refusal.is_of_gpu) == (13, 10, True)
+
+
+def test_a_refusal_names_the_memory_that_lacks() -> None:
+    held = [resident("p", 90, gpu_bytes=8, is_pinned=True), resident("other", 1, gpu="1")]
+    of_gpu = decide(GPU, held, [wish("a", 3, gpu_bytes=5)]).refusals["a"]
+    assert of_gpu.is_of_gpu and [(one.id, one.bytes) for one in of_gpu.held] == [("p", 8)]
+    of_machine = decide(GPU, held, [wish("a", 30, gpu_bytes=1)]).refusals["a"]
+    assert not of_machine.is_of_gpu
+    assert [(one.id, one.bytes) for one in of_machine.held] == [("p", 90), ("other", 1)]
+
+
+def test_models_that_outgrew_a_gpu_shrink_there_and_nowhere_else() -> None:
+    held = [
+        resident("old", 1, used_s=0.0),
+        resident("a", 1, gpu_bytes=6, used_s=1.0),
+        resident("b", 1, gpu_bytes=6, used_s=2.0),
+    ]
+    assert decide(GPU, held, []).evictions == {"a": "a"}
+    busy = [resident("a", gpu_bytes=6, busy=True), resident("b", gpu_bytes=6, busy=True)]
+    assert decide(GPU, [*busy, resident("old")], []) == Plan(is_over=True)
+
+
+def test_a_newcomer_loads_beside_only_where_the_gpu_holds_both() -> None:
+    rules = Rules(models_max=1, may_overlap=True, gpus=GPU.gpus)
+    held = [resident("a", gpu_bytes=5)]
+    assert decide(rules, held, [wish("b", gpu_bytes=5)]).replaced == {"b": ("a",)}
+    assert decide(rules, held, [wish("b", gpu_bytes=6)]).evictions == {"a": "b"}

@@ -3,27 +3,35 @@
 import pytest
 
 from mlx_isolate_supervisor.config import MemoryPolicy
-from mlx_isolate_supervisor.slots.overlap import has_room_for_two
+from mlx_isolate_supervisor.slots.overlap import GpuRoom, has_room_for_two
 
 GB = 1_000_000_000
 
 
 @pytest.mark.parametrize(
-    ("policy", "footprint", "available", "backend", "room"),
+    ("policy", "footprint", "available", "gpu", "room"),
     [
-        ("keep_then_commit", 10 * GB, 1 * GB, "cpu", True),
-        ("evict_first", 1 * GB, 100 * GB, "cpu", False),
-        ("auto", 4 * GB, 5 * GB, "metal", True),
-        ("auto", 4 * GB, 4.9 * GB, "metal", False),
-        ("auto", None, 100 * GB, "cpu", False),
-        ("auto", 1 * GB, None, "cpu", False),
-        ("auto", 1 * GB, 100 * GB, "cuda12", False),
+        ("keep_then_commit", 10 * GB, 1 * GB, None, True),
+        ("evict_first", 1 * GB, 100 * GB, None, False),
+        ("auto", 4 * GB, 5 * GB, None, True),
+        ("auto", 4 * GB, 4.9 * GB, None, False),
+        ("auto", None, 100 * GB, None, False),
+        ("auto", 1 * GB, None, None, False),
+        ("auto", 1 * GB, 100 * GB, GpuRoom(held_bytes=0, free_bytes=80 * GB), False),
+        ("auto", 1 * GB, 100 * GB, GpuRoom(held_bytes=8 * GB, free_bytes=10 * GB), True),
+        ("auto", 1 * GB, 100 * GB, GpuRoom(held_bytes=8 * GB, free_bytes=9 * GB), False),
+        ("auto", 1 * GB, 1 * GB, GpuRoom(held_bytes=8 * GB, free_bytes=80 * GB), False),
+        ("keep_then_commit", 1 * GB, 1 * GB, GpuRoom(held_bytes=8 * GB, free_bytes=1), True),
     ],
 )
 def test_the_decision(
-    policy: MemoryPolicy, footprint: int | None, available: int | None, backend: str, room: bool
+    policy: MemoryPolicy,
+    footprint: int | None,
+    available: int | None,
+    gpu: GpuRoom | None,
+    room: bool,
 ) -> None:
     found = has_room_for_two(
-        policy, fits_budget=True, footprint=footprint, available=available, backend=backend
+        policy, fits_budget=True, footprint=footprint, available=available, gpu=gpu
     )
     assert found is room

@@ -7,6 +7,7 @@ import psutil
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.cache.kinds import leaves
+from mlx_isolate_engine.device import usable_bytes
 
 # Share of the memory that is free after the load which rows may take; the rest is for the model's
 # own intermediate results, for the prompt cache, and for the padding of a batch that grows.
@@ -38,10 +39,6 @@ def _bytes_per_token(part: Any) -> float:
 
 
 def _free_bytes() -> int:
-    """Memory left for this process: of the GPU's working set where there is one."""
-    available = int(psutil.virtual_memory().available)
-    if mx.default_device() == mx.Device(mx.cpu):
-        return available
-    facts = mx.device_info()
-    limit = facts.get("max_recommended_working_set_size") or facts.get("memory_size")
-    return max(0, int(limit) - int(mx.get_active_memory())) if limit else available
+    """Memory left for this process: of the GPU where there is one."""
+    of_gpu = usable_bytes()
+    return int(psutil.virtual_memory().available) if of_gpu is None else of_gpu

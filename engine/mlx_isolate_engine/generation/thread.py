@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.completion.events import Placement
+from mlx_isolate_engine.device import own_free_bytes
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.lane import Lane, LaneParts
@@ -206,6 +207,7 @@ class GenerationThread:
             mlx_active_bytes=mx.get_active_memory(),
             mlx_peak_bytes=mx.get_peak_memory(),
             mlx_cache_bytes=mx.get_cache_memory(),
+            device_free_bytes=own_free_bytes(),
             cache=self._cache.figures() if self._cache is not None else CacheFigures(),
         )
 

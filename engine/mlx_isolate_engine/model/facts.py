@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mlx_isolate_engine.device import backend_name, memory_bytes
 from mlx_isolate_shared.wire import ModelFacts
 
 # For models without any limit in their configuration, such as recurrent ones.
@@ -46,6 +47,7 @@ def facts_of(model: Any, tokenizer: Any, config: dict[str, Any]) -> ModelFacts:
         context_length=context_length(config, getattr(tokenizer, "model_max_length", None)),
         vocab_size=vocabulary_size(config, len(tokenizer)),
         backend=backend,
+        device_memory_bytes=memory_bytes(),
         blas=blas,
         has_chat_template=bool(tokenizer.has_chat_template),
         mlx_version=version("mlx"),
@@ -67,15 +69,6 @@ def parameter_count(model: Any) -> int:
             sizes[f"{name}.scales"] = 0
             sizes.pop(f"{name}.biases", None)
     return sum(sizes.values())
-
-
-def backend_name() -> str:
-    """`metal`, `cuda` or `cpu`: what MLX computes on by default."""
-    import mlx.core as mx
-
-    if mx.default_device() != mx.Device(mx.gpu):
-        return "cpu"
-    return "metal" if mx.metal.is_available() else "cuda"
 
 
 def loaded_blas(maps: Path = Path("/proc/self/maps")) -> str | None:

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from mlx_isolate_engine.device import backend_name
 from mlx_isolate_engine.model.demo import ensure_demo
 from mlx_isolate_engine.model.errors import ModelError
-from mlx_isolate_engine.model.facts import backend_name
 from mlx_isolate_engine.model.folder import check_folder, is_local
 from mlx_isolate_engine.model.hub import download
 from mlx_isolate_shared.wire import Loading

@@ -45,6 +45,10 @@ def status_lines(status: Status, url: str, now: float) -> list[str]:
     if own.memory_budget_bytes is not None:
         claimed = show_bytes(own.memory_claimed_bytes)
         lines.append(f"  engines: {claimed} of {show_bytes(own.memory_budget_bytes)} reserved")
+    for gpu in own.gpus:
+        name = f"GPU {gpu.name}" if gpu.name else "GPU"
+        budget = show_bytes(gpu.budget_bytes)
+        lines.append(f"  {name}: {show_bytes(gpu.claimed_bytes)} of {budget} reserved")
     lines += [f"  {_standby_line(standby)}" for standby in own.standbys]
     for model in status.models:
         lines += ["", *_model_lines(model, now)]
@@ -87,6 +91,8 @@ def _room_lines(model: ModelStatus) -> list[str]:
     if model.claimed_bytes is not None:
         pinned = ", pinned" if model.pinned else ""
         claimed = show_bytes(model.claimed_bytes)
+        if model.claimed_gpu_bytes is not None:
+            claimed += f" and {show_bytes(model.claimed_gpu_bytes)} of the GPU"
         lines.append(f"  reserved: {claimed}, its prompt cache included{pinned}")
     if model.waits_for is not None:
         lines.append(f"  waits {model.waits_for}")

@@ -30,7 +30,9 @@ from mlx_isolate_supervisor.doctor.place_checks import (
     check_service,
 )
 from mlx_isolate_supervisor.engines.memory import available_bytes, physical_bytes
-from mlx_isolate_supervisor.models.pool_limits import pool_limits
+from mlx_isolate_supervisor.models.devices import FILE_NAME, DeviceBook
+from mlx_isolate_supervisor.models.pool_limits import pool_limits, with_devices
+from mlx_isolate_supervisor.models.state_file import state_folder
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME
 from mlx_isolate_supervisor.service.managers import manager_here
 from mlx_isolate_supervisor.settings.layers import Resolved
@@ -87,7 +89,8 @@ def _examine_engine(settings: ServeSettings, probe: Sequence[str]) -> Iterator[F
 
 
 def _memory(settings: ServeSettings) -> Memory:
-    limits, physical = pool_limits(settings), physical_bytes()
+    known = DeviceBook(state_folder() / FILE_NAME).known
+    limits, physical = with_devices(pool_limits(settings), known), physical_bytes()
     return Memory(
         available=available_bytes(),
         physical=physical,

@@ -5,11 +5,32 @@ promised counts as taken for every younger one, so a younger one may go first on
 the older one nothing; nobody starves, and models that alternate get turns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from mlx_isolate_supervisor.config import GroupSpec
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that an engine takes.
+
+    Attributes:
+        bytes: of the machine's.
+        gpu: which GPU it computes on, as its environment names it; empty = the first.
+        gpu_bytes: of that GPU's own memory; 0 where it has none, or nothing is known of it.
+    """
+
+    bytes: int
+    gpu: str = ""
+    gpu_bytes: int = 0
+
+
+class GpuLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What all engines on one GPU may take of its own memory; as in `Rules`."""
+
+    budget_bytes: int
+    ceiling_bytes: int
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +40,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         budget_bytes: memory for all engines; None = unlimited.
         ceiling_bytes: a model that needs more than the budget may still be loaded alone if it
             needs no more than this; equal to the budget where that was asked for by the operator.
+        gpus: the same for the own memory of each GPU that is known.
         models_max: models loaded at a time; 0 = any number.
         groups: models that must not be loaded together.
         may_overlap: where only the number of models is exceeded and the memory suffices for all, a
@@ -27,6 +49,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     budget_bytes: int | None = None
     ceiling_bytes: int | None = None
+    gpus: Mapping[str, GpuLimits] = {}
     models_max: int = 0
     groups: tuple[GroupSpec, ...] = ()
     may_overlap: bool = False
@@ -37,6 +60,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         bytes: what its engines hold or are expected to, whichever is more.
+        gpu, gpu_bytes: the same of a GPU's own memory; see `Need`.
         is_idle: nobody runs in it or waits for it (those who are held back do not count).
         is_held: requests wait for it that an earlier plan holds back.
         is_leaving: it is on its way down, or will be once the model that replaces it is ready.
@@ -48,6 +72,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     bytes: int
+    gpu: str = ""
+    gpu_bytes: int = 0
     is_idle: bool
     is_held: bool = False
     is_leaving: bool = False
@@ -62,14 +88,25 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         need_bytes: what it will hold.
+        gpu, gpu_bytes: the same of a GPU's own memory; see `Need`.
         since_s: since when the first of those who wait has waited, monotonic seconds.
         is_urgent: somebody waits for it; else (a preload) nothing leaves for it.
     """
 
     id: str
     need_bytes: int
+    gpu: str = ""
+    gpu_bytes: int = 0
     since_s: float
     is_urgent: bool = True
+
+    @property
+    def need(self) -> Need:
+        """What it will hold."""
+        return Need(bytes=self.need_bytes, gpu=self.gpu, gpu_bytes=self.gpu_bytes)
+
+
+_Member = Resident | Wish
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +118,17 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that cannot be loaded, whatever idle models leave."""
+    """A model that cannot be loaded, whatever idle models leave.
+
+    Attributes:
+        is_of_gpu: it is the GPU's memory that lacks, and all figures are of that.
+    """
 
     need_bytes: int
     budget_bytes: int | None
     models_max: int
     held: tuple[Holding, ...]
+    is_of_gpu: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,36 +265,59 @@ class _Draft:
     def _fits(self, wish: Wish, staying: Sequence[Resident], chosen: Sequence[Resident]) -> bool:
         """Whether `wish` has room once `chosen` have left and all older wishes came true."""
         left = [resident for resident in staying if resident not in chosen]
-        others = [resident.bytes for resident in left]
-        others += [older.need_bytes for older in self._promised]
-        return self._is_within(len(others) + 1, sum(others) + wish.need_bytes)
+        present: list[_Member] = [*left, *self._promised, wish]
+        return self._is_within(len(present), present)
 
     def _may_be_alone(
         self, wish: Wish, staying: Sequence[Resident], chosen: Sequence[Resident]
     ) -> bool:
-        ceiling = self._rules.ceiling_bytes
-        is_alone = len(chosen) == len(staying) and not self._promised
-        return is_alone and (ceiling is None or wish.need_bytes <= ceiling)
-
-    def _is_within(self, count: int, total: int) -> bool:
-        rules = self._rules
-        return not (
-            (rules.models_max and count > rules.models_max)
-            or (rules.budget_bytes is not None and total > rules.budget_bytes)
+        ceiling, gpu = self._rules.ceiling_bytes, self._rules.gpus.get(wish.gpu)
+        return (
+            len(chosen) == len(staying)
+            and not self._promised
+            and (ceiling is None or wish.need_bytes <= ceiling)
+            and (gpu is None or wish.gpu_bytes <= gpu.ceiling_bytes)
         )
+
+    def _is_within(self, count: int, present: Sequence[_Member], spare_bytes: int = 0) -> bool:
+        """Whether so many models may be loaded, and `present` and spares fit into all memory."""
+        rules = self._rules
+        return (
+            not (rules.models_max and count > rules.models_max)
+            and self._fits_machine(present, spare_bytes)
+            and all(self._fits_gpu(gpu, present) for gpu in rules.gpus)
+        )
+
+    def _fits_machine(self, present: Sequence[_Member], spare_bytes: int = 0) -> bool:
+        budget = self._rules.budget_bytes
+        return budget is None or spare_bytes + sum(map(_bytes_of, present)) <= budget
+
+    def _fits_gpu(self, gpu: str, present: Sequence[_Member]) -> bool:
+        limits = self._rules.gpus.get(gpu)
+        held = sum(one.gpu_bytes for one in present if one.gpu == gpu)
+        return limits is None or held <= limits.budget_bytes
 
     def _deny(self, wish: Wish, staying: Sequence[Resident]) -> None:
         if self._promised:
             self._wait(wish, f"for {self._promised[0].id}, which has waited longer")
             return
+        pinned = [resident for resident in staying if resident.is_pinned]
+        gpu = self._rules.gpus.get(wish.gpu)
+        if gpu is None or self._fits_gpu(wish.gpu, [*pinned, wish]):
+            need, budget, is_of_gpu = wish.need_bytes, self._rules.budget_bytes, False
+            sizes = {one: one.bytes for one in staying}
+        else:
+            need, budget, is_of_gpu = wish.gpu_bytes, gpu.budget_bytes, True
+            sizes = {one: one.gpu_bytes for one in staying if one.gpu == wish.gpu}
         self._refusals[wish.id] = Refusal(
-            need_bytes=wish.need_bytes,
-            budget_bytes=self._rules.budget_bytes,
+            need_bytes=need,
+            budget_bytes=budget,
             models_max=self._rules.models_max,
             held=tuple(
-                Holding(id=resident.id, bytes=resident.bytes, is_pinned=resident.is_pinned)
-                for resident in staying
+                Holding(id=one.id, bytes=size, is_pinned=one.is_pinned)
+                for one, size in sizes.items()
             ),
+            is_of_gpu=is_of_gpu,
         )
 
     def _act(self, wish: Wish, chosen: Sequence[Resident]) -> None:
@@ -279,24 +344,21 @@ class _Draft:
         going = [resident for resident in self._residents if resident.id in self._gone]
         in_the_way = [r for r in going if may_not_share(self._rules.groups, wish.id, r.id)]
         count = len(self._residents) + len(self._granted) + 1
-        if in_the_way or (going and not self._is_within(count, self._present_bytes(wish))):
+        if in_the_way or (going and not self._is_within(count, self._present(wish))):
             self._wait(wish, f"until {_names(in_the_way or going)} has made room")
-        elif self._spare_bytes and not self._is_within(
-            1, self._present_bytes(wish) + self._spare_bytes
-        ):
+        elif self._spare_bytes and not self._is_within(1, self._present(wish), self._spare_bytes):
             self._sheds_spares = True
             self._wait(wish, "until spare engines have made room")
         else:
             self._granted.append(wish)
 
-    def _present_bytes(self, wish: Wish) -> int:
-        held = sum(resident.bytes for resident in self._residents)
-        return held + sum(other.need_bytes for other in self._granted) + wish.need_bytes
+    def _present(self, wish: Wish) -> list[_Member]:
+        return [*self._residents, *self._granted, wish]
 
     def _has_space_beside(self, wish: Wish) -> bool:
         """Whether the memory suffices for everything that is there, and one comes at a time."""
         is_alone = len(self._promised) == 1 and not any(r.is_leaving for r in self._residents)
-        return is_alone and self._is_within(1, self._present_bytes(wish) + self._spare_bytes)
+        return is_alone and self._is_within(1, self._present(wish), self._spare_bytes)
 
     def _hold(self, resident: Resident, wish: Wish) -> None:
         until = max(resident.turn_s, wish.since_s)
@@ -316,16 +378,29 @@ class _Draft:
             (r for r in staying if r.is_idle and not r.is_pinned),
             key=lambda r: (r.is_lasting, r.used_s, r.id),
         )
-        while len(staying) > 1 and not self._is_within(
-            len(staying), sum(resident.bytes for resident in staying)
-        ):
-            if not idle:
+        while len(staying) > 1 and not self._is_within(len(staying), staying):
+            leaver = next((one for one in idle if self._would_help(one, staying)), None)
+            if leaver is None:
                 self._is_over = True
                 return
-            leaver = idle.pop(0)
+            idle.remove(leaver)
             staying.remove(leaver)
             self._evictions[leaver.id] = leaver.id
             self._holds[leaver.id] = leaver.turn_s
+
+    def _would_help(self, leaver: Resident, staying: Sequence[Resident]) -> bool:
+        """Whether it takes of what is short: a place, the machine's memory, or its GPU's."""
+        if not self._is_within_machine(staying):
+            return True
+        return bool(leaver.gpu_bytes) and not self._fits_gpu(leaver.gpu, staying)
+
+    def _is_within_machine(self, staying: Sequence[Resident]) -> bool:
+        most = self._rules.models_max
+        return not (most and len(staying) > most) and self._fits_machine(staying)
+
+
+def _bytes_of(one: _Member) -> int:
+    return one.bytes if isinstance(one, Resident) else one.need_bytes
 
 
 def _names(residents: Sequence[Resident]) -> str:

@@ -3,10 +3,7 @@
 The file is a hint from anywhere: it is checked when read, and ignored where it makes no sense.
 """
 
-import contextlib
 import hashlib
-import logging
-import os
 import time
 from pathlib import Path
 
@@ -14,11 +11,10 @@ import msgspec
 
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.model_files import model_fingerprint
-from mlx_isolate_supervisor.telemetry.logs import log_event
+from mlx_isolate_supervisor.models.state_file import read_state, write_state
 
 FILE_NAME = "footprints.json"
-# A larger file is not ours; more models than this are forgotten, the oldest first.
-FILE_BYTES_MAX = 256 * 1024
+# More models than this are forgotten, the oldest first.
 ENTRIES_MAX = 256
 # No engine holds less or more than this; a file that says so is wrong.
 BYTES_MIN, BYTES_MAX = 1 << 20, 1 << 46
@@ -29,9 +25,14 @@ _SHAPE = ("adapter_path", "draft_model", "decode_concurrency", "prompt_concurren
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that an engine held without its prompt cache, and when, seconds since the epoch."""
+    """The most that an engine held without its prompt cache, and when, seconds since the epoch.
+
+    Attributes:
+        gpu_bytes: of its GPU's own memory; 0 where it has none.
+    """
 
     bytes: int
+    gpu_bytes: int = 0
     at: float
 
 
@@ -58,18 +59,20 @@ class FootprintBook:
         self._path = path
         self._models = {} if path is None else _read(path)
 
-    def measured(self, key: str) -> int | None:
-        """The most that an engine held, in bytes; None where none has been measured."""
-        found = self._models.get(key)
-        return None if found is None else found.bytes
+    def measured(self, key: str) -> Footprint | None:
+        """The most that an engine held; None where none has been measured."""
+        return self._models.get(key)
 
-    def note(self, key: str, peak_bytes: int) -> None:
+    def note(self, key: str, peak_bytes: int, gpu_peak_bytes: int = 0) -> None:
         """An engine has ended that held so much at most."""
-        if not BYTES_MIN <= peak_bytes <= BYTES_MAX:
+        if not (BYTES_MIN <= peak_bytes <= BYTES_MAX and 0 <= gpu_peak_bytes <= BYTES_MAX):
             return
-        before = self.measured(key) or 0
-        size = max(peak_bytes, int(before * KEPT_SHARE))
-        self._models[key] = Footprint(bytes=size, at=time.time())
+        before = self.measured(key) or Footprint(bytes=0, at=0.0)
+        self._models[key] = Footprint(
+            bytes=max(peak_bytes, int(before.bytes * KEPT_SHARE)),
+            gpu_bytes=max(gpu_peak_bytes, int(before.gpu_bytes * KEPT_SHARE)),
+            at=time.time(),
+        )
         self._save()
 
     def _save(self) -> None:
@@ -82,37 +85,16 @@ class FootprintBook:
                 merged[key] = own
         newest = sorted(merged.items(), key=lambda entry: -entry[1].at)[:ENTRIES_MAX]
         self._models = dict(newest)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(_File(version=1, models=self._models)))
-            os.replace(temporary, self._path)
-        except OSError as error:
-            log_event(
-                "footprints.not_saved", logging.WARNING, path=self._path, reason=error.strerror
-            )
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        write_state(self._path, _File(version=1, models=self._models))
 
 
 def _read(path: Path) -> dict[str, Footprint]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError:
-        return {}
-    try:
-        if len(data) > FILE_BYTES_MAX:
-            raise ValueError("it is too large")
-        found = msgspec.json.decode(data, type=_File)
-    except (ValueError, RecursionError) as error:
-        log_event("footprints.ignored", logging.WARNING, path=path, reason=str(error))
-        return {}
-    if found.version != 1:
+    found = read_state(path, _File)
+    if found is None or found.version != 1:
         return {}
     now = time.time()
-    return {
-        key: one
-        for key, one in found.models.items()
-        if BYTES_MIN <= one.bytes <= BYTES_MAX and one.at <= now
-    }
+    return {key: one for key, one in found.models.items() if _is_possible(one) and one.at <= now}
+
+
+def _is_possible(one: Footprint) -> bool:
+    return BYTES_MIN <= one.bytes <= BYTES_MAX and 0 <= one.gpu_bytes <= BYTES_MAX

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mlx_isolate_shared.errors import CapacityError
+from mlx_isolate_supervisor.models.devices import gpu_of
 from mlx_isolate_supervisor.models.idle import idle_limit_s
 from mlx_isolate_supervisor.models.residency import Tenancy
 from mlx_isolate_supervisor.settings.quantities import show_seconds
@@ -72,6 +73,8 @@ class Lodging:
         machine = self._machine
         return Tenancy(
             measured_bytes=machine.crew.memory_bytes,
+            gpu=gpu_of(machine.spec),
+            measured_gpu_bytes=machine.crew.gpu_bytes,
             is_idle=self.may_leave,
             has_waiting=self._line.first is not None,
             is_leaving=self.residence.is_evicting or machine.is_going_down,
@@ -141,14 +144,14 @@ class Lodging:
         first, wish = self._line.first, self.residence.wish
         spec = self._machine.spec
         return self.residence.claim(
-            self._context.need_bytes(spec) if wish is None else wish.need_bytes,
+            self._context.need_of(spec) if wish is None else wish.need,
             self._now() if first is None else first.arrived_s,
             is_urgent=first is not None or bool(self.loads) or self.was_refused,
         )
 
     def has_space_beside(self) -> bool:
         """Whether the memory budget allows a second engine."""
-        return self.residence.has_space_beside(self._context.need_bytes(self._machine.spec))
+        return self.residence.has_space_beside(self._context.need_of(self._machine.spec))
 
     def want_up(self) -> None:
         """Load it; one that is to make room comes back by its turn, with a new claim."""

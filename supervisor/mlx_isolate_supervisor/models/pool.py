@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 
 from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
+from mlx_isolate_shared.wire import ModelFacts
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines import memory
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.engines.spawner import EngineSource, Spawner
 from mlx_isolate_supervisor.engines.standby import SPARE_BYTES, Standbys, Surroundings
 from mlx_isolate_supervisor.engines.standby_plan import Demand
+from mlx_isolate_supervisor.models.devices import DeviceBook, gpu_of
+from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import FootprintBook, footprint_key
-from mlx_isolate_supervisor.models.pool_limits import PoolLimits
-from mlx_isolate_supervisor.models.projection import need_bytes
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits, with_devices
+from mlx_isolate_supervisor.models.projection import need_of
 from mlx_isolate_supervisor.models.residency import Residency
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slots.slot import Slot
@@ -22,6 +25,7 @@ from mlx_isolate_supervisor.slots.slot_context import SlotContext
 from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.telemetry.logs import log_event
 from mlx_isolate_supervisor.telemetry.status import (
+    GpuStatus,
     ModelStatus,
     SlotEvent,
     StandbyStatus,
@@ -48,6 +52,7 @@ class Pool:
         standby: spare engine processes; None = one where memory allows.
         limits: what holds for all models together; by default none but the policy of `settings`.
         footprints: what engines held in earlier runs; None = that is not kept.
+        devices: GPUs that engines have reported; None = that is not kept.
         source: where engines come from; None = processes of this machine, made by `command`.
         available_bytes: memory that is free for another engine; None if unknown.
 
@@ -67,13 +72,19 @@ class Pool:
         standby: int | None = 0,
         limits: PoolLimits | None = None,
         footprints: FootprintBook | None = None,
+        devices: DeviceBook | None = None,
         source: EngineSource | None = None,
         available_bytes: Callable[[], int | None] = memory.available_bytes,
     ) -> None:
         clock = clock or SystemClock()
-        footprints = footprints or FootprintBook(None)
-        limits = limits or PoolLimits(policy=settings.memory_policy)
-        self._residency = Residency(limits, now=clock.monotonic, available_bytes=available_bytes)
+        self._footprints = footprints = footprints or FootprintBook(None)
+        self._devices = devices or DeviceBook(None)
+        self._limits = limits or PoolLimits(policy=settings.memory_policy)
+        self._residency = Residency(
+            with_devices(self._limits, self._devices.known),
+            now=clock.monotonic,
+            available_bytes=available_bytes,
+        )
         self._on_event = on_event
         self._standbys = Standbys(
             command,
@@ -82,7 +93,7 @@ class Pool:
             Surroundings(
                 demands=self._demands,
                 is_loading=lambda: any(slot.is_loading for slot in self._slots),
-                has_room=lambda: self._residency.has_space(SPARE_BYTES),
+                has_room=lambda: self._residency.has_space(Need(bytes=SPARE_BYTES)),
                 on_gone=lambda: self._residency.note_change(),
             ),
             standby,
@@ -91,7 +102,8 @@ class Pool:
             settings=settings,
             source=source or Spawner(command, run_directory, self._standbys),
             residency=self._residency,
-            need_bytes=lambda spec: need_bytes(spec, footprints.measured(footprint_key(spec))),
+            need_of=self._need_of,
+            note_facts=self._note_facts,
             footprints=footprints,
             clock=clock,
             on_event=self._tell,
@@ -116,6 +128,17 @@ class Pool:
     def limits(self) -> PoolLimits:
         """What holds for all models together."""
         return self._residency.limits
+
+    def gpus(self) -> tuple[GpuStatus, ...]:
+        """The own memory of each GPU that is known."""
+        return tuple(
+            GpuStatus(
+                name=gpu,
+                budget_bytes=limits.budget_bytes,
+                claimed_bytes=self._residency.held_gpu_bytes(gpu),
+            )
+            for gpu, limits in self.limits.gpus.items()
+        )
 
     @property
     def claimed_bytes(self) -> int:
@@ -152,6 +175,14 @@ class Pool:
 
     def _demands(self) -> list[Demand]:
         return [demand for slot in self._slots if (demand := slot.demand) is not None]
+
+    def _need_of(self, spec: ModelSpec) -> Need:
+        measured = self._footprints.measured(footprint_key(spec))
+        return need_of(spec, measured, self._devices.known)
+
+    def _note_facts(self, spec: ModelSpec, facts: ModelFacts) -> None:
+        if self._devices.note(gpu_of(spec), facts):
+            self._residency.adopt(with_devices(self._limits, self._devices.known))
 
     def _tell(self, event: SlotEvent) -> None:
         if isinstance(event, Transition):
@@ -203,8 +234,9 @@ class Pool:
         slots = tuple(new.get(spec.id) or old[spec.id] for spec in models)
         self._by_name = _by_name([(slot, spec) for slot, spec in zip(slots, models, strict=True)])
         self._slots = slots
-        if limits is not None and limits != self._residency.limits:
-            self._residency.adopt(limits)
+        if limits is not None and limits != self._limits:
+            self._limits = limits
+            self._residency.adopt(with_devices(limits, self._devices.known))
             for slot in slots:
                 slot.take_limits()
         for spec in models:

@@ -4,15 +4,21 @@ Sizes of files only; nothing is read. What a run measured is worth more than any
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.models.devices import Device, gpu_of
+from mlx_isolate_supervisor.models.eviction import Need
+from mlx_isolate_supervisor.models.footprints import Footprint
 from mlx_isolate_supervisor.models.model_files import model_roots
 
 # A loaded model beside its weights on disk: activations, the KV of running requests, buffers.
 WEIGHTS_FACTOR = 1.2
 # An engine without any weights: Python, MLX, a tokenizer.
 PROCESS_BYTES = 300_000_000
+# What a process takes of a GPU's own memory beside what MLX counts: its context, its kernels.
+GPU_PROCESS_BYTES = 600_000_000
 WEIGHT_ENDINGS = (".safetensors", ".gguf", ".npz", ".bin")
 # Files looked at; a folder with more is no model's.
 FILES_MAX = 4096
@@ -41,14 +47,22 @@ def _folder_bytes(root: Path) -> int:
     return sum(sizes.values())
 
 
-def need_bytes(spec: ModelSpec, measured: int | None) -> int:
+def need_of(
+    spec: ModelSpec, measured: Footprint | None, devices: Mapping[str, Device] | None = None
+) -> Need:
     """What an engine of `spec` will hold, its share of the prompt cache included.
 
     Args:
         measured: the most that an engine of it held in earlier runs, without its prompt cache;
             None where none has been measured.
+        devices: the GPUs that are known.
     """
-    own = measured
-    if own is None:
-        own = PROCESS_BYTES + int(weights_bytes(spec) * WEIGHTS_FACTOR)
-    return own + (spec.engine.prompt_cache_bytes or 0)
+    cache = spec.engine.prompt_cache_bytes or 0
+    weights = int(weights_bytes(spec) * WEIGHTS_FACTOR)
+    own = PROCESS_BYTES + weights if measured is None else measured.bytes
+    gpu = gpu_of(spec)
+    device = (devices or {}).get(gpu)
+    if device is None or not device.has_own_memory:
+        return Need(bytes=own + cache)
+    held = measured.gpu_bytes if measured is not None and measured.gpu_bytes else weights
+    return Need(bytes=own, gpu=gpu, gpu_bytes=GPU_PROCESS_BYTES + held + cache)

@@ -15,7 +15,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.engines import memory
-from mlx_isolate_supervisor.models.eviction import Plan, Resident, Rules, Wish, decide
+from mlx_isolate_supervisor.models.eviction import Need, Plan, Resident, Rules, Wish, decide
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.slots import causes
 from mlx_isolate_supervisor.telemetry.logs import log_event
@@ -29,6 +29,7 @@ RETURN_BYTES_MIN = 1_000_000_000
 # is waited for. Wired memory of a killed process may stay leaked on macOS until a reboot.
 RETURN_SHARE = 0.8
 RETURN_LIMIT_S = 15.0
+NOTHING = Need(bytes=0)
 
 
 class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +38,13 @@ class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         has_waiting: requests wait for it.
         measured_bytes: what its processes hold now, 0 where not known yet.
+        gpu, measured_gpu_bytes: the same of a GPU's own memory; see `eviction.Need`.
         engines: its engine (or the respawn of it), its successor, and those that still drain.
     """
 
     measured_bytes: int
+    gpu: str = ""
+    measured_gpu_bytes: int = 0
     is_idle: bool
     has_waiting: bool
     is_leaving: bool
@@ -103,7 +107,7 @@ class Residence:
     Attributes:
         cutoff_s: requests that came after it wait, since the model is to leave; None = none.
         reason: why its wish waits, a phrase; None where none does.
-        claimed_bytes: what it was granted room for, 0 without a claim.
+        claimed: what it was granted room for; nothing without a claim.
         turn_s: when it was first ready with this claim, infinite before that. A respawn begins no
             new turn, or a model that crashes now and then would keep its place for ever.
     """
@@ -113,7 +117,7 @@ class Residence:
         self.tenant = tenant
         self.cutoff_s: float | None = None
         self.reason: str | None = None
-        self.claimed_bytes = 0
+        self.claimed = NOTHING
         self.turn_s = math.inf
         self.is_granted = False
         self.wish: Wish | None = None
@@ -124,17 +128,20 @@ class Residence:
         """Whether somebody waits for its wish."""
         return self.wish is not None and self.wish.is_urgent
 
-    def claim(self, need_bytes: int, since_s: float, *, is_urgent: bool) -> bool:
+    def claim(self, need: Need, since_s: float, *, is_urgent: bool) -> bool:
         """Whether an engine may be started now; else that is granted or refused later."""
-        if self.is_granted and need_bytes <= self.claimed_bytes and not self._residency.is_owed:
+        suffices = need.bytes <= self.claimed.bytes and need.gpu_bytes <= self.claimed.gpu_bytes
+        if self.is_granted and suffices and not self._residency.is_owed:
             return True
         self.wish = Wish(
             id=self.tenant.model_id,
-            need_bytes=need_bytes,
+            need_bytes=need.bytes,
+            gpu=need.gpu,
+            gpu_bytes=need.gpu_bytes,
             since_s=since_s if self.wish is None else min(since_s, self.wish.since_s),
             is_urgent=is_urgent or (self.wish is not None and self.wish.is_urgent),
         )
-        if self.is_granted and need_bytes > self.claimed_bytes:
+        if self.is_granted and not suffices:
             self._forget_claim()
         self._residency.is_contended = True
         return self._residency.look_at(self)
@@ -152,7 +159,7 @@ class Residence:
             self._residency.note_change()
 
     def _forget_claim(self) -> None:
-        self.is_granted, self.claimed_bytes, self.turn_s = False, 0, math.inf
+        self.is_granted, self.claimed, self.turn_s = False, NOTHING, math.inf
         self.cutoff_s, self.is_evicting = None, False
         self._residency.forget(self)
 
@@ -172,9 +179,9 @@ class Residence:
         if self._residency.is_contended:
             self._residency.note_change()
 
-    def has_space_beside(self, need_bytes: int) -> bool:
+    def has_space_beside(self, need: Need) -> bool:
         """Whether the budget allows a second engine of the model."""
-        return self._residency.has_space(need_bytes)
+        return self._residency.has_space(need)
 
 
 class _Returning(msgspec.Struct, frozen=True):
@@ -252,14 +259,20 @@ class Residency:
     def held_bytes(self) -> int:
         """What all models hold or have been promised, and the spares."""
         spares = 0 if self._spares is None else self._spares.held_bytes
-        return spares + sum(self._bytes_of(r) for r in self._residences.values() if r.is_granted)
+        return spares + sum(resident.bytes for resident in self._residents())
 
-    def has_space(self, need_bytes: int) -> bool:
+    def held_gpu_bytes(self, gpu: str) -> int:
+        """The same of a GPU's own memory."""
+        return sum(one.gpu_bytes for one in self._residents() if one.gpu == gpu)
+
+    def has_space(self, need: Need) -> bool:
         """Whether so much fits into the budget beside everything, and nobody waits for it."""
-        budget = self.limits.budget_bytes
         if self._returning is not None or self._wishes():
             return False
-        return budget is None or self.held_bytes + need_bytes <= budget
+        budget, gpu = self.limits.budget_bytes, self.limits.gpus.get(need.gpu)
+        if gpu is not None and self.held_gpu_bytes(need.gpu) + need.gpu_bytes > gpu.budget_bytes:
+            return False
+        return budget is None or self.held_bytes + need.bytes <= budget
 
     @property
     def is_owed(self) -> bool:
@@ -369,29 +382,37 @@ class Residency:
 
     def _decide(self) -> Plan:
         limits = self.limits
-        residents: list[Resident] = []
-        wishes: list[Wish] = []
-        leaving = {other for others in self._replaced.values() for other in others}
-        for residence in self._residences.values():
-            if residence.is_granted:
-                residents.append(self._resident(residence, residence in leaving))
-            elif residence.wish is not None:
-                wishes.append(residence.wish)
+        wishes = [
+            residence.wish
+            for residence in self._residences.values()
+            if residence.wish is not None and not residence.is_granted
+        ]
         rules = Rules(
             budget_bytes=limits.budget_bytes,
             ceiling_bytes=limits.ceiling_bytes,
+            gpus=limits.gpus,
             models_max=limits.models_max,
             groups=limits.groups,
             may_overlap=limits.policy == "keep_then_commit",
         )
         spares = 0 if self._spares is None else self._spares.held_bytes
-        return decide(rules, residents, wishes, spares)
+        return decide(rules, self._residents(), wishes, spares)
+
+    def _residents(self) -> list[Resident]:
+        leaving = {other for others in self._replaced.values() for other in others}
+        return [
+            self._resident(residence, residence in leaving)
+            for residence in self._residences.values()
+            if residence.is_granted
+        ]
 
     def _resident(self, residence: Residence, is_replaced: bool) -> Resident:
-        facts = residence.tenant.tenancy()
+        facts, claimed = residence.tenant.tenancy(), residence.claimed
         return Resident(
             id=residence.tenant.model_id,
-            bytes=max(residence.claimed_bytes * facts.engines, facts.measured_bytes),
+            bytes=max(claimed.bytes * facts.engines, facts.measured_bytes),
+            gpu=facts.gpu,
+            gpu_bytes=max(claimed.gpu_bytes * facts.engines, facts.measured_gpu_bytes),
             is_idle=facts.is_idle,
             is_held=residence.cutoff_s is not None and facts.has_waiting,
             is_leaving=facts.is_leaving or is_replaced,
@@ -400,9 +421,6 @@ class Residency:
             used_s=facts.used_s,
             turn_s=facts.turn_s,
         )
-
-    def _bytes_of(self, residence: Residence) -> int:
-        return self._resident(residence, False).bytes
 
     def _carry_out(
         self, plan: Plan, told: list[Callable[[], None]], asker: Residence | None
@@ -434,7 +452,7 @@ class Residency:
         assert residence.wish is not None
         if not residence.is_granted:
             residence.is_granted = True
-            residence.claimed_bytes = residence.wish.need_bytes
+            residence.claimed = residence.wish.need
         residence.wish, residence.reason = None, None
         if residence is not asker:
             told.append(residence.tenant.take_room)

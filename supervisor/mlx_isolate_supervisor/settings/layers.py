@@ -41,9 +41,14 @@ class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals that shares such as `20%` are taken of, in bytes."""
+    """Totals that shares such as `20%` are taken of, in bytes.
+
+    Attributes:
+        gpu_bytes: what engines may use of the GPU, or of memory through it; None = not known.
+    """
 
     memory_bytes: int
+    gpu_bytes: int | None = None
     disk_bytes: Callable[[str], int]
 
 
@@ -104,7 +109,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
     check_unique([name for model in models for name in (model.id, *model.aliases)])
     groups = layers.file.groups if layers.file else ()
     settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
-    settings = share_prompt_cache(settings, machine.memory_bytes)
+    settings = share_prompt_cache(settings, machine)
     return Resolved(
         settings=settings,
         engine=engine,
@@ -218,9 +223,10 @@ def _file_models(
     return tuple(models)
 
 
-def share_prompt_cache(settings: ServeSettings, memory_bytes: int) -> ServeSettings:
+def share_prompt_cache(settings: ServeSettings, machine: Machine) -> ServeSettings:
     """Hand out the RAM tier: each engine gets an equal part of what all may have together."""
-    budget = settings.memory_budget_bytes or int(memory_bytes * MEMORY_BUDGET_SHARE)
+    usable = min(machine.memory_bytes, machine.gpu_bytes or machine.memory_bytes)
+    budget = settings.memory_budget_bytes or int(usable * MEMORY_BUDGET_SHARE)
     total = settings.prompt_cache_bytes
     if total is None:
         total = min(PROMPT_CACHE_BYTES, budget // 4)

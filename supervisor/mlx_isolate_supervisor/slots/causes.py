@@ -87,7 +87,8 @@ def no_room(model_id: str, refusal: Refusal) -> CapacityError:
         f"{one.id} ({show_bytes(one.bytes)}{', pinned' if one.is_pinned else ''})"
         for one in refusal.held
     )
-    message = f"the model {model_id} needs about {show_bytes(refusal.need_bytes)} of memory, "
+    kind = "GPU memory" if refusal.is_of_gpu else "memory"
+    message = f"the model {model_id} needs about {show_bytes(refusal.need_bytes)} of {kind}, "
     if refusal.budget_bytes is None:
         message += f"and at most {refusal.models_max} models may be loaded"
     else:

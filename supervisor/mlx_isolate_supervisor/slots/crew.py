@@ -63,6 +63,12 @@ class Crew:
         return sum(one.memory[0] for one in members if one is not None and one.memory)
 
     @property
+    def gpu_bytes(self) -> int:
+        """The same of a GPU's own memory."""
+        members = [self.engine, self.successor, *self.retirees]
+        return sum(one.gpu_bytes for one in members if one is not None)
+
+    @property
     def replacement(self) -> Replacement | None:
         """The successor that loads, or the last one that failed while its predecessor serves."""
         successor = self.successor

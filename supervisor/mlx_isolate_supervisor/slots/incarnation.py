@@ -9,8 +9,10 @@ from mlx_isolate_shared.errors import EngineError
 from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor.engines.memory import footprint
 from mlx_isolate_supervisor.engines.process import EngineProcess, Exit
+from mlx_isolate_supervisor.models.devices import device_of
 from mlx_isolate_supervisor.slots import causes, watchdog
 from mlx_isolate_supervisor.slots.admission import SlotLease
+from mlx_isolate_supervisor.slots.overlap import GpuRoom
 from mlx_isolate_supervisor.slots.restart import Ending
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.status import LastExit
@@ -34,6 +36,7 @@ class Incarnation:
         completed: it completed at least one completion.
         ready_at: when it became ready, monotonic seconds; None before that.
         own_bytes_max: the most that it held without its prompt cache; 0 before it reported.
+        gpu_bytes, own_gpu_bytes_max: what it holds, and held at most, of a GPU's own memory.
         available_before: memory that was free beside it at the last look, None if unknown.
     """
 
@@ -55,6 +58,8 @@ class Incarnation:
         self.completed = False
         self.ready_at: float | None = None
         self.own_bytes_max = 0
+        self.gpu_bytes = 0
+        self.own_gpu_bytes_max = 0
         self.available_before: int | None = None
         self._socket_gone_at: float | None = None
 
@@ -99,8 +104,27 @@ class Incarnation:
         self.pulse = watchdog.hear_progress(self.pulse, progress, now)
         if progress.footprint_bytes:
             self.memory = (progress.footprint_bytes, progress.footprint_kind)
-            own_bytes = progress.footprint_bytes - progress.cache.ram_bytes
+            cache_bytes = progress.cache.ram_bytes
+            if self._has_own_gpu_memory:
+                # The prompt cache lies there too.
+                self.gpu_bytes = progress.mlx_active_bytes + progress.mlx_cache_bytes
+                own_bytes = self.gpu_bytes - cache_bytes
+                self.own_gpu_bytes_max = max(self.own_gpu_bytes_max, own_bytes)
+                cache_bytes = 0
+            own_bytes = progress.footprint_bytes - cache_bytes
             self.own_bytes_max = max(self.own_bytes_max, own_bytes)
+
+    @property
+    def gpu_room(self) -> GpuRoom | None:
+        """Its GPU's own memory, as it last reported; None where there is none."""
+        if not self._has_own_gpu_memory:
+            return None
+        free = 0 if self.progress is None else self.progress.device_free_bytes
+        return GpuRoom(held_bytes=self.gpu_bytes, free_bytes=free)
+
+    @property
+    def _has_own_gpu_memory(self) -> bool:
+        return self.facts is not None and device_of(self.facts).has_own_memory
 
     def look_at_load(self, now: float, settings: SlotSettings) -> str | None:
         """Why the load has failed, or None."""

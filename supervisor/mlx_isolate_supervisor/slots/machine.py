@@ -275,6 +275,7 @@ class Machine:
             self._fail_start(engine, "it called itself ready without a socket")
             return
         engine.become_ready(ready, self._now())
+        self._context.note_facts(self.spec, ready.facts)
         event = Event.SUCCESSOR_READY if engine is self.crew.successor else Event.READY
         self._apply(event, f"loaded in {engine.load_s:.2f} s")
         self._side.note_ready()
@@ -303,7 +304,9 @@ class Machine:
         self.timers.cancel(f"report_end {engine.number}")
         last_exit = engine.last_exit(exit, self._context.clock.wall())
         if engine.own_bytes_max:
-            self._context.footprints.note(footprint_key(self.spec), engine.own_bytes_max)
+            self._context.footprints.note(
+                footprint_key(self.spec), engine.own_bytes_max, engine.own_gpu_bytes_max
+            )
         if engine.memory is not None:
             self._context.residency.note_gone(
                 self.spec.id, engine.memory[0], engine.available_before
@@ -583,7 +586,7 @@ class Machine:
             fits_budget=self._side.has_space_beside(),
             footprint=engine.memory[0] if engine and engine.memory else None,
             available=self._context.available_bytes(),
-            backend=engine.facts.backend if engine and engine.facts else "",
+            gpu=engine.gpu_room if engine else None,
         )
 
     def _drain_limit_s(self) -> float:

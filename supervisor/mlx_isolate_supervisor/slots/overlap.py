@@ -1,10 +1,19 @@
 """Whether a new engine may load beside the one that it is to replace: pure."""
 
+import msgspec
+
 from mlx_isolate_supervisor.config import MemoryPolicy
 
 # Free memory that a successor needs, as a multiple of its predecessor's footprint: a load holds
 # more for a moment than a loaded model.
 OVERLAP_MARGIN = 1.25
+
+
+class GpuRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU's own memory, as the running engine last reported it; 0 where it did not."""
+
+    held_bytes: int
+    free_bytes: int
 
 
 def has_room_for_two(
@@ -13,7 +22,7 @@ def has_room_for_two(
     fits_budget: bool,
     footprint: int | None,
     available: int | None,
-    backend: str,
+    gpu: GpuRoom | None = None,
 ) -> bool:
     """The decision; `keep_then_commit` trusts the budget alone, `auto` looks at the system too.
 
@@ -21,14 +30,13 @@ def has_room_for_two(
         fits_budget: both fit into the memory budget, beside all other models.
         footprint: bytes that the running engine holds, None if unknown.
         available: bytes that the system has free for another process, None if unknown.
-        backend: what the running engine computes on, as in its facts.
+        gpu: the same of the GPU's own memory; None where it has none.
     """
     if policy == "evict_first" or not fits_budget:
         return False
     if policy == "keep_then_commit":
         return True
-    if backend.startswith("cuda"):
-        # What matters there is the GPU's own memory, and nobody on this side knows it.
+    if gpu is not None and not 0 < gpu.held_bytes * OVERLAP_MARGIN <= gpu.free_bytes:
         return False
     if footprint is None or available is None:
         return False

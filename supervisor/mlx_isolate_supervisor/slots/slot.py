@@ -251,7 +251,9 @@ class Slot:
             pinned=machine.spec.pinned,
             ttl_s=self._lodging.idle_limit_s,
             ttl_left_s=self._lodging.ttl_left_s,
-            claimed_bytes=self._residence.claimed_bytes or None,
+            claimed_bytes=self._residence.claimed.bytes or None,
+            gpu_bytes=engine.gpu_bytes or None if engine else None,
+            claimed_gpu_bytes=self._residence.claimed.gpu_bytes or None,
             waits_for=self._residence.reason,
         )
 

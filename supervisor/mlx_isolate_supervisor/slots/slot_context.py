@@ -8,13 +8,19 @@ from typing import Protocol
 import msgspec
 
 from mlx_isolate_shared.clock import Clock
+from mlx_isolate_shared.wire import ModelFacts
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.memory import available_bytes
 from mlx_isolate_supervisor.engines.spawner import EngineSource
+from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import FootprintBook
 from mlx_isolate_supervisor.models.residency import Residency
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.status import SlotEvent
+
+
+def _ignore(_spec: ModelSpec, _facts: ModelFacts) -> None:
+    """Nobody wants to know."""
 
 
 class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,17 +32,19 @@ class SlotContext(msgspec.Struct, frozen=True, kw_only=True):
         available_bytes: memory that is free for another engine; None if unknown.
         source: where engine processes come from.
         residency: who may be loaded.
-        need_bytes: what an engine of a model will hold.
+        need_of: what an engine of a model will hold.
+        note_facts: takes what an engine says of itself when it is ready; must not raise.
         footprints: what engines held in earlier runs.
     """
 
     settings: SlotSettings
     source: EngineSource
     residency: Residency
-    need_bytes: Callable[[ModelSpec], int]
+    need_of: Callable[[ModelSpec], Need]
     footprints: FootprintBook
     clock: Clock
     on_event: Callable[[SlotEvent], None] | None = None
+    note_facts: Callable[[ModelSpec, ModelFacts], None] = _ignore
     jitter: Callable[[], float] = partial(random.uniform, -1.0, 1.0)
     available_bytes: Callable[[], int | None] = available_bytes
 

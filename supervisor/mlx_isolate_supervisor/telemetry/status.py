@@ -86,6 +86,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         ttl_s: idle seconds after which it is unloaded; None = never.
         ttl_left_s: what is left of that; None unless it is ready.
         claimed_bytes: memory that it was given room for; None where it has none.
+        gpu_bytes, claimed_gpu_bytes: what it holds and was given room for of a GPU's own memory.
         waits_for: why it is not loaded yet though somebody waits, a phrase ("until …", "for …").
     """
 
@@ -116,6 +117,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     ttl_left_s: float | None = None
     claimed_bytes: int | None = None
+    gpu_bytes: int | None = None
+    claimed_gpu_bytes: int | None = None
     waits_for: str | None = None
 
 
@@ -136,6 +139,20 @@ class StandbyStatus(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The own memory of one GPU.
+
+    Attributes:
+        name: as in CUDA_VISIBLE_DEVICES of the models on it; empty = the first.
+        budget_bytes: what all engines on it may hold.
+        claimed_bytes: what they hold or were given room for.
+    """
+
+    name: str
+    budget_bytes: int
+    claimed_bytes: int
+
+
 class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The supervisor process itself, its spare engines, and the room for all models.
 
@@ -144,6 +161,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
         memory_budget_bytes: memory that all engines may hold; None = unlimited.
         memory_claimed_bytes: what they hold or were given room for.
         models_max: models loaded at a time; 0 = any number.
+        gpus: GPUs with memory of their own that are known.
     """
 
     pid: int
@@ -157,6 +175,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_budget_bytes: int | None = None
     memory_claimed_bytes: int = 0
     models_max: int = 0
+    gpus: tuple[GpuStatus, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
