@@ -1,8 +1,8 @@
 """Whether chats through the daemon are as fast as through mlx_lm.server, on one model in one run.
 
 Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a fixed
-length side by side. The rivals take turns, so that a machine that slows down slows both. Cold turns
-send prompts that no cache has seen, of mixed lengths; warm ones share a long system prompt. Not
+length side by side. The rivals take turns, so that a machine that slows down slows both, and the ratio is
+of both turns of a round. Cold turns send prompts that no cache has seen, of mixed lengths; warm ones share a long system prompt. Not
 measured: quality of text, long contexts, other samplers, memory.
 
     python -m bench.bench_serving                     # the real size
@@ -34,7 +34,8 @@ class Size:
         layers: its depth.
         tokens: tokens of each answer.
         clients: numbers of clients side by side.
-        rounds: turns that each rival takes.
+        rounds: turns that each rival takes and that count.
+        warm_ups: turns before those, in which a GPU meets its shapes.
         words: lengths of prompts, dealt out in turn.
     """
 
@@ -43,12 +44,19 @@ class Size:
     tokens: int
     clients: tuple[int, ...]
     rounds: int
+    warm_ups: int
     words: tuple[int, ...]
 
 
-SMALL = Size(hidden=64, layers=2, tokens=16, clients=(1, 2), rounds=2, words=(8, 24))
+SMALL = Size(hidden=64, layers=2, tokens=16, clients=(1, 2), rounds=2, warm_ups=1, words=(8, 24))
 REAL = Size(
-    hidden=768, layers=12, tokens=64, clients=(1, 4, 16), rounds=7, words=(16, 64, 128, 256)
+    hidden=768,
+    layers=12,
+    tokens=64,
+    clients=(1, 4, 16),
+    rounds=7,
+    warm_ups=1,
+    words=(16, 64, 128, 256),
 )
 HIGHER_IS_BETTER = {"tokens_per_s"}
 
@@ -59,7 +67,7 @@ class Comparison:
 
     Attributes:
         ratio: above 1 is better for us, whatever the figure.
-        ratio_low: its lower 95 % confidence bound, by resampling rounds.
+        ratio_low: the lower end of its 95 % interval; None = too few rounds.
     """
 
     load: str
@@ -68,7 +76,7 @@ class Comparison:
     ours: float
     theirs: float
     ratio: float
-    ratio_low: float
+    ratio_low: float | None
 
 
 async def measure(
@@ -79,7 +87,7 @@ async def measure(
     number = 0
     for clients in size.clients:
         turns: tuple[list[Turn], list[Turn]] = ([], [])
-        for round_number in range(size.rounds + 1):
+        for round_number in range(size.warm_ups + size.rounds):
             order = (0, 1) if round_number % 2 else (1, 0)
             lengths = [size.words[place % len(size.words)] for place in range(clients)]
             if warm:
@@ -90,7 +98,7 @@ async def measure(
             number += clients
             for which in order:
                 seen = await turn(rivals[which].url, names[which], prompts, size.tokens)
-                if round_number:  # The first round warms up.
+                if round_number >= size.warm_ups:
                     turns[which].append(seen)
         load = "warm" if warm else "cold"
         compared += [_compare(load, clients, figure, *turns) for figure in Turn.__annotations__]
@@ -103,7 +111,7 @@ def _compare(
     a = [getattr(one, figure) for one in mine]
     b = [getattr(one, figure) for one in other]
     pair = compare(a, b, higher_is_better=figure in HIGHER_IS_BETTER)
-    assert pair.ratio is not None and pair.ratio_low is not None
+    assert pair.ratio is not None
     return Comparison(
         load=load,
         clients=clients,
@@ -134,10 +142,10 @@ def random_model(folder: Path, size: Size) -> Path:
 
 def table(results: list[Comparison]) -> str:
     """The figures as a person reads them."""
-    lines = ["load  clients  figure            ours    mlx_lm.server  ratio  (95 % low)"]
+    lines = ["load  clients  figure            ours    mlx_lm.server  ratio (95 % low)"]
     lines += [
         f"{one.load:5} {one.clients:7}  {one.figure:13} {one.ours:9.1f} {one.theirs:14.1f} "
-        f"{one.ratio:8.2f} {one.ratio_low:9.2f}"
+        f"{one.ratio:8.2f} " + ("        –" if one.ratio_low is None else f"{one.ratio_low:9.2f}")
         for one in results
     ]
     return "\n".join(lines)
@@ -151,7 +159,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--hidden", type=int, help="width of the random model")
     parser.add_argument("--layers", type=int, help="depth of the random model")
     parser.add_argument("--clients", type=int, nargs="+", help="numbers of clients side by side")
-    parser.add_argument("--rounds", type=int, help="turns of each rival")
+    parser.add_argument("--rounds", type=int, help="turns of each rival that count")
+    parser.add_argument("--warm-ups", type=int, help="turns of each rival before those")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     base = SMALL if options.small else REAL
@@ -161,6 +170,7 @@ def main(arguments: list[str]) -> int:
         tokens=base.tokens,
         clients=tuple(options.clients or base.clients),
         rounds=options.rounds or base.rounds,
+        warm_ups=base.warm_ups if options.warm_ups is None else options.warm_ups,
         words=base.words,
     )
     with tempfile.TemporaryDirectory(prefix="mi") as folder:

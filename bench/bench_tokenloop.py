@@ -7,6 +7,7 @@ CPU time is given beside the clock, since it holds on a machine that others use 
 
     python -m bench.bench_tokenloop            # the real size
     python -m bench.bench_tokenloop --small    # the size that the tests run
+    python -m bench.bench_tokenloop --model FOLDER
 """
 
 import argparse
@@ -201,6 +202,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     """Print the table; with --json also write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     size = SMALL if options.small else REAL
@@ -208,7 +210,8 @@ def main(arguments: list[str] | None = None) -> list[Result]:
           f"mlx-lm {version('mlx-lm')}; {asdict(size)}")  # fmt: skip
     with tempfile.TemporaryDirectory() as home:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers)
-        results = asyncio.run(compare(build_model(Path(home) / "m", spec), size, print))
+        folder = options.model or build_model(Path(home) / "m", spec)
+        results = asyncio.run(compare(folder, size, print))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     return results

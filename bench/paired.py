@@ -4,12 +4,11 @@ A ratio is taken of each pair of turns, which stood next to each other in time, 
 that slows down for a while slows both sides of it.
 """
 
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_BOOTSTRAPS = 2000
+from bench.paired_ratio import paired_ratio
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,9 @@ class Pair:
     Attributes:
         ours: median.
         theirs: median.
-        ratio: median over the turns; above 1 is better for us, whatever the figure. None where a
-            turn has nothing to divide by.
-        ratio_low: its lower 95 % confidence bound, by resampling turns.
+        ratio: of both turns of a pair (see `paired_ratio`); above 1 is better for us, whatever the
+            figure. None where a turn has nothing to divide, or to divide by.
+        ratio_low: the lower end of its 95 % interval; None also where there are too few turns.
     """
 
     ours: float
@@ -34,11 +33,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float], *, higher_is_better:
     """Both sides of one figure, a value for each turn, in order."""
     better, worse = (ours, theirs) if higher_is_better else (theirs, ours)
     ratio = low = None
-    if all(worse):
-        ratios = [x / y for x, y in zip(better, worse, strict=True)]
-        dice = random.Random(1)
-        resampled = sorted(
-            statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(_BOOTSTRAPS)
-        )
-        ratio, low = statistics.median(ratios), resampled[int(_BOOTSTRAPS * 0.025)]
+    if all(better) and all(worse):
+        found = paired_ratio(better, worse)
+        ratio, low = found.middle, found.low
     return Pair(statistics.median(ours), statistics.median(theirs), ratio, low)

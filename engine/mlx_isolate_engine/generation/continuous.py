@@ -14,6 +14,7 @@ from mlx_lm.generate import BatchGenerator
 
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
+from mlx_isolate_engine.generation.batch_masks import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE
@@ -81,7 +82,7 @@ class ContinuousLane:
         self._shared = SharedPrefills()
         self._turns = Turns(parts.clock.monotonic())
         self._generator = BatchGenerator(
-            parts.model,
+            BatchModel(parts.model),
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
             completion_batch_size=self._rows_max,
             # Whatever admission has let in may prefill at once; admission keeps the limit.
@@ -404,9 +405,9 @@ class ContinuousLane:
         if response.finish_reason is None:  # a stop string: only we know of it
             self._take_out(row, "assistant")
             return
-        self._counters.active -= 1
         del self._decoding[row.uid]
         self._reuse.keep(row, response.all_tokens, response.prompt_cache, "assistant")
+        self._counters.active -= 1  # last: an engine at rest has kept everything
 
     def _fail(self, row: Row, response: Any, error: Exception) -> None:
         """One row has failed; nothing of it is kept, and its neighbours go on."""
@@ -418,14 +419,14 @@ class ContinuousLane:
 
     def _take_out(self, row: Row, kind: EntryKind) -> None:
         """Take a row out of the batch before its end, and keep what its cache holds."""
-        self._counters.active -= 1
         self._prefilling.pop(row.uid, None)
         self._decoding.pop(row.uid, None)
-        if not self._reuse.is_on:
+        if self._reuse.is_on:
+            cache, tokens = self._generator.remove([row.uid], return_prompt_caches=True)[row.uid]
+            self._reuse.keep(row, tokens, cache, kind)
+        else:
             self._generator.remove([row.uid])
-            return
-        cache, tokens = self._generator.remove([row.uid], return_prompt_caches=True)[row.uid]
-        self._reuse.keep(row, tokens, cache, kind)
+        self._counters.active -= 1
 
     # -- rows whose readers have stopped
 

@@ -5,6 +5,8 @@ a request. On a CPU there is nothing to prepare, and the same passes would only 
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -80,21 +82,33 @@ class Rehearsal:
     def run(self, *, rows_max: int, length_max: int, seconds_max: float = REHEARSAL_S) -> None:
         """Decode in batches of 16, 8, 4, 2 and 1 rows, then prefill in every width.
 
+        Batches whose rows need padding take other kernels, and so they run too.
+
         Args:
             rows_max: rows that a batch may have.
             length_max: tokens that the model takes.
             seconds_max: no pass begins after so long.
         """
+        rows = min(DECODE_ROWS, rows_max)
         began = self._clock.monotonic()
-        self._decode(min(DECODE_ROWS, rows_max))
-        for width in widths(self._pace.step_size, length_max):
-            for _ in range(TURNS):
-                took_s = self._clock.monotonic() - began
-                if took_s > seconds_max or self._is_too_slow(width):
-                    break
-                self._prefill(width)
+        for rehearse in self._passes(rows, length_max):
+            if self._clock.monotonic() - began > seconds_max:
+                break
+            rehearse()
         mx.clear_cache()
         log.info("engine.rehearsed seconds=%.1f", self._clock.monotonic() - began)
+
+    def _passes(self, rows: int, length_max: int) -> Iterator[Callable[[], None]]:
+        """What to run, in order; asked for the next one only when the one before has run."""
+        yield lambda: self._decode([DECODE_PROMPT] * rows)
+        if rows > 1:
+            yield lambda: self._decode([DECODE_PROMPT + place % 2 for place in range(rows)])
+        for width in widths(self._pace.step_size, length_max):
+            for _ in range(TURNS):
+                if not self._is_too_slow(width):
+                    yield partial(self._prefill, width)
+        if rows > 1:
+            yield self._join
 
     def _is_too_slow(self, width: int) -> bool:
         return self._pace.is_measured and self._pace.seconds(width) > PASS_S
@@ -107,9 +121,17 @@ class Rehearsal:
         self._pace.observe(1, width, self._clock.monotonic() - before)
         self._drain()
 
-    def _decode(self, rows: int) -> None:
-        self._insert([DECODE_PROMPT] * rows, lives(rows))
+    def _decode(self, lengths: list[int]) -> None:
+        self._insert(lengths, lives(len(lengths)))
         self._generator.prefill_step_size = DECODE_PROMPT
+        self._drain()
+
+    def _join(self) -> None:
+        """A prompt joins one that has run in part, and so is padded."""
+        self._generator.prefill_step_size = DECODE_PROMPT
+        for pieces in (3, 2):
+            self._insert([pieces * DECODE_PROMPT], [1])
+            self._generator.next()
         self._drain()
 
     def _insert(self, lengths: list[int], tokens: list[int]) -> None:
