@@ -18,7 +18,7 @@ from mlx_isolate_supervisor.telemetry.logs import log_event, log_failure
 # How often the file is looked at, and how long it must have been still: editors write in steps.
 WATCH_INTERVAL_S = 0.5
 
-FileFacts = tuple[int, int, int]
+FileFacts = tuple[int, ...]
 
 
 class Reconfiguration:
@@ -135,4 +135,5 @@ def _facts(path: str) -> FileFacts | None:
         found = os.stat(os.path.expanduser(path))
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # The time of the change itself too: who copies a file may restore its other time.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev

@@ -58,12 +58,13 @@ def read_idle_s(fields: RoutingFields) -> float | None:
     """Seconds of idleness that the request asks the model to outlive; None if it says nothing.
 
     Raises:
-        RequestError: 400; `keep_alive` is no duration.
+        RequestError: 400; `keep_alive` or `ttl` is no duration.
     """
     try:
         return asked_idle_s(fields.keep_alive, fields.ttl)
     except ValueError as error:
-        raise RequestError(f"keep_alive {error}.", param="keep_alive") from None
+        name = "ttl" if fields.keep_alive is None else "keep_alive"
+        raise RequestError(f"{name} {error}.", param=name) from None
 
 
 class BodyHold:

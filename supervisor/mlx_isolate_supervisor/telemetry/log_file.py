@@ -21,12 +21,15 @@ class LogFile:
         bytes_max: size from which another file is begun.
         kept: how many older ones stay.
 
+    Attributes:
+        path: as given.
+
     Raises:
         OSError: it cannot be opened.
     """
 
     def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX, kept: int = FILES_KEPT) -> None:
-        self._path = path
+        self.path = path
         self._bytes_max = bytes_max
         self._kept = kept
         self._fd: int | None = None
@@ -56,22 +59,22 @@ class LogFile:
         if self._fd is not None and not self._is_in_place(self._fd):
             self.close()
         if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
+            self._fd = os.open(self.path, flags, 0o666)
         return self._fd
 
     def _is_in_place(self, fd: int) -> bool:
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(fd))
+            return os.path.samestat(os.stat(self.path), os.fstat(fd))
         except OSError:
             return False
 
     def _move_older(self) -> None:
         for number in range(self._kept, 0, -1):
-            younger = self._older(number - 1) if number > 1 else self._path
+            younger = self._older(number - 1) if number > 1 else self.path
             with contextlib.suppress(FileNotFoundError):
                 younger.replace(self._older(number))
 
     def _older(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+        return self.path.with_name(f"{self.path.name}.{number}")

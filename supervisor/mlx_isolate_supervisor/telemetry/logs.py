@@ -239,19 +239,36 @@ class FileHandler(logging.Handler):
     """Lines for the log file, written by an outlet of its own.
 
     A disk that stands still holds nobody up; a killed supervisor loses what the outlet has not
-    written yet.
+    written yet. A disk that takes no more costs lines, which is told everywhere else, once.
     """
 
     def __init__(self, file: LogFile, outlet: Outlet) -> None:
         super().__init__()
         self._file = file
         self._outlet = outlet
+        # Since the file could not be written, in the outlet's thread.
+        self._is_failing = False
+        self._lines_lost = 0
         self.setFormatter(EventFormatter(with_date=True))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand one record to the outlet."""
         line = self.format(record) + "\n"
-        self._outlet.put(self._file.write, line.encode("utf-8", "backslashreplace"))
+        self._outlet.put(self._write, line.encode("utf-8", "backslashreplace"))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._lines_lost += data.count(b"\n")
+            if not self._is_failing:
+                self._is_failing = True
+                reason = error.strerror or str(error)
+                log_event("log.not_written", logging.WARNING, path=self._file.path, reason=reason)
+            return
+        if self._is_failing:
+            lost, self._is_failing, self._lines_lost = self._lines_lost, False, 0
+            log_event("log.written_again", path=self._file.path, lines_lost=lost)
 
 
 def set_level(level: str) -> None:
