@@ -79,8 +79,9 @@ class Edge:
     def around(self, answer: RequestHandler) -> RequestHandler:
         """`answer`, the whole application, with what no middleware sees in our form as well.
 
-        aiohttp looks for a route and at `Expect` before the first middleware; what fails there
-        is checked and answered as if a handler had raised it.
+        aiohttp looks for a route and at `Expect` before the first middleware (and its own look
+        fails on bytes that are no text); what fails there is checked and answered as if a handler
+        had raised it.
         """
 
         async def answer_in_form(request: web.BaseRequest) -> web.StreamResponse:
@@ -104,6 +105,7 @@ class Edge:
             *self._origins.answer_headers(request.headers.get("Origin")),
         )
         try:
+            _check_expectation(request)
             self._check(request)
             if request.method == "OPTIONS":
                 return self._options(request)
@@ -190,17 +192,22 @@ def choose_request_id(asked: str | None) -> str:
     return f"req-{_PROCESS}-{next(_numbers):x}"
 
 
-async def check_expect(request: web.Request) -> None:
-    """Expect handler of routes that read a body: 417 for anything but 100-continue.
+async def continue_later(_: web.Request) -> None:
+    """Expect handler of routes that read a body: says nothing yet.
 
-    The `100 Continue` itself is sent by the reader of the body, after every check that needs no
-    body, so that a refusal is the first and only status.
-
-    Raises:
-        web.HTTPExpectationFailed: as aiohttp's own handler, for every other route.
+    The `100 Continue` is sent by the reader of the body, after every check that needs no body, so
+    that a refusal is the first and only status.
     """
-    if request.headers.get("Expect", "").strip().lower() != "100-continue":
-        raise web.HTTPExpectationFailed
+
+
+def _check_expectation(request: web.BaseRequest) -> None:
+    expectation = request.headers.get("Expect", "").strip()
+    if expectation and expectation.lower() != "100-continue":
+        raise RequestError(
+            "The only expectation this server meets is 100-continue.",
+            status=417,
+            code="expectation_failed",
+        )
 
 
 def _raising(error: Exception) -> Handler:
@@ -227,9 +234,6 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamR
         code = "method_not_allowed"
     elif error.status == 404:
         message, code = f"There is no endpoint {request.path}.", "not_found"
-    elif error.status == 417:
-        message = "The only expectation this server meets is 100-continue."
-        code = "expectation_failed"
     else:
         message, code = f"{error.reason}.", error.reason.lower().replace(" ", "_")
     response = _refusal(request, RequestError(message, status=error.status, code=code))

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from mlx_isolate_supervisor.relay.edge import check_expect
+from mlx_isolate_supervisor.relay.edge import continue_later
 from mlx_isolate_supervisor.relay.exchange import RelayObserver
 from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.limits import RelayLimits
@@ -32,9 +32,11 @@ def mount(app: web.Application, relay: Relay) -> None:
     """Let `relay` serve the work endpoints of `app`, and end with it."""
     paths = {path: path for path in sorted(WORK_PATHS)} | _ALIASES
     for path, engine_path in paths.items():
-        app.router.add_route("POST", path, relay.handler(engine_path), expect_handler=check_expect)
+        app.router.add_route(
+            "POST", path, relay.handler(engine_path), expect_handler=continue_later
+        )
     app.router.add_route(
-        "*", UPSTREAM + "{rest:.+}", relay.handle_upstream, expect_handler=check_expect
+        "*", UPSTREAM + "{rest:.+}", relay.handle_upstream, expect_handler=continue_later
     )
 
     async def end_running(_: web.Application) -> None:
