@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator
 
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
-from mlx_isolate_engine.generation.batch_masks import BatchModel
+from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE

@@ -1,4 +1,4 @@
-"""The masks of batches: left out exactly where they hide nothing that causality does not."""
+"""What a batch is spared: masks exactly where they hide nothing that causality does not."""
 
 import random
 from typing import Any
@@ -14,34 +14,48 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from mlx_isolate_engine.generation.batch_masks import BatchModel
+from mlx_isolate_engine.generation.batch_model import BatchModel
 
 WINDOW = 8
 LETTERS = 16
 
 
 class Attending:
-    """A model of one layer, which notes its mask and the one that mlx-lm would have had."""
+    """A model of two layers, which notes its masks and those that mlx-lm would have had."""
 
     def __init__(self, window: int | None = None) -> None:
-        self.layers = [None]
+        self.layers = [None, None]
         self.window = window
         self.masks: list[Any] = []
         self.usual: list[Any] = []
         self.held: list[int] = []
 
     def make_cache(self) -> list[Any]:
-        return [RotatingKVCache(self.window) if self.window else KVCache()]
+        return [RotatingKVCache(self.window) if self.window else KVCache(), KVCache()]
 
     def __call__(self, inputs: Any, cache: Any) -> Any:
-        (part,) = cache
         rows, width = inputs.shape
+        part = cache[0]
         self.masks.append(part.make_mask(width, return_array=False, window_size=self.window))
         kind: Any = BatchRotatingKVCache if self.window else BatchKVCache
         self.usual.append(kind.make_mask(part, width, window_size=self.window))
-        keys, _ = part.update_and_fetch(*[mx.zeros((rows, 1, width, 2))] * 2)
-        self.held.append(keys.shape[2])
+        held: list[int] = []
+        for layer in cache:
+            # What a token writes is its position, so that it can be read again.
+            places = layer.offset[:, None, None, None] + mx.arange(width)[None, None, :, None]
+            new = mx.broadcast_to(places, (rows, 1, width, 2))
+            keys, _ = layer.update_and_fetch(new, new)
+            held.append(keys.shape[2])
+        self.held.append(held[0])
+        if width == 1:
+            self.check_positions(cache[1])
         return mx.zeros((rows, width, LETTERS))
+
+    def check_positions(self, layer: Any) -> None:
+        for row, padding in enumerate(layer.left_padding.tolist()):
+            kept = layer.keys[row, 0, padding : layer._idx, 0].tolist()
+            assert kept == list(range(layer._idx - padding))
+            assert layer.offset[row].item() == len(kept)
 
     def is_same(self, step: int) -> bool:
         """Whether the mask of a pass hides what mlx-lm's would have hidden."""
