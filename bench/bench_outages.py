@@ -1,7 +1,7 @@
 """What it costs when something ends early: a client that leaves, a server that is killed.
 
-The daemon (with its cache on disk) against mlx_lm.server as its users keep it up: a shell loop that
-starts it again at once. Both serve one model of random weights, taking turns:
+The daemon (with its cache on disk) against a rival as its users keep it up: a shell loop that starts
+it again at once. Both serve one model of random weights, taking turns:
 
 * a client leaves - a stream, a long prompt that is still read, an answer asked for whole: until the
   process that holds the model is idle;
@@ -16,10 +16,12 @@ when the kill came (both lose them; ours says so).
 
     python -m bench.bench_outages            # the real size
     python -m bench.bench_outages --small    # the size that the tests run
+    python -m bench.bench_outages --rival vllm-mlx=ENVIRONMENT/bin/vllm-mlx
 """
 
 import argparse
 import asyncio
+import dataclasses
 import itertools
 import json
 import os
@@ -37,7 +39,7 @@ from bench.machine import machine
 from bench.paired import Pair, compare
 from bench.serving_calls import Caller
 from bench.serving_load import prompt, turn
-from bench.serving_rivals import Rival, memory_bytes, ours, theirs
+from bench.serving_rivals import MLX_LM, Rival, memory_bytes, ours, theirs
 
 SERVING_S = 120.0
 # A process is idle from the last moment before this long without work.
@@ -73,7 +75,7 @@ class Size:
 
 
 SMALL = Size(hidden=64, layers=2, long_words=60, left_tokens=200, rounds=1, requests=8)
-REAL = Size(hidden=512, layers=8, long_words=700, left_tokens=1000, rounds=7, requests=500)
+REAL = Size(hidden=512, layers=8, long_words=700, left_tokens=1000, rounds=5, requests=500)
 
 Figures = dict[str, list[float]]
 
@@ -89,6 +91,11 @@ class Side:
 
     def _note(self, figure: str, value: float) -> None:
         self.figures.setdefault(figure, []).append(value)
+
+    def begin(self) -> None:
+        """Wait until it answers: some are healthy before they can."""
+        while not self._call.answers(prompt(0, 4, warm=False)):
+            time.sleep(RETRY_S)
 
     def leave(self, number: int) -> None:
         """A client leaves in each of three ways."""
@@ -181,17 +188,19 @@ def processor_s(process: psutil.Process) -> float:
 Start = Callable[[], Rival]
 
 
-def run(model: Path, size: Size) -> dict[str, Pair]:
+def run(model: Path, size: Size, rival: str = MLX_LM) -> dict[str, Pair]:
     """Everything, in turns."""
 
     def start_ours() -> Rival:
         return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"))
 
     def start_theirs() -> Rival:
-        return theirs(model, is_looped=True)
+        return theirs(model, rival, is_looped=True)
 
     with start_ours() as mine, start_theirs() as other:
         sides = (Side(mine, mine.model_name(), size), Side(other, str(model), size))
+        for side in sides:
+            side.begin()
         for number in range(size.rounds):
             for side in sides if number % 2 else sides[::-1]:
                 side.leave(number)
@@ -213,19 +222,20 @@ def fill(start_ours: Start, start_theirs: Start, model: str, size: Size) -> list
         with start() as rival:
             name = rival.model_name() if start is start_ours else model
             side = Side(rival, name, size)
+            side.begin()
             asyncio.run(side.fill(name))
             figures.append(side.figures)
     return figures
 
 
-def table(pairs: dict[str, Pair]) -> str:
+def table(pairs: dict[str, Pair], rival: str) -> str:
     """The figures as a person reads them."""
-    lines = [f"{'figure':42} {'ours':>9} {'mlx_lm.server':>14} {'ratio':>8} {'(95 % low)':>11}"]
+    lines = [f"{'figure':42} {'ours':>9} {rival:>17} {'ratio':>8} {'(95 % low)':>11}"]
     for figure, pair in pairs.items():
         ratio, low = (
             "–" if value is None else f"{value:.2f}" for value in (pair.ratio, pair.ratio_low)
         )
-        lines.append(f"{figure:42} {pair.ours:9.3f} {pair.theirs:14.3f} {ratio:>8} {low:>11}")
+        lines.append(f"{figure:42} {pair.ours:9.3f} {pair.theirs:17.3f} {ratio:>8} {low:>11}")
     return "\n".join(lines)
 
 
@@ -233,15 +243,18 @@ def main(arguments: list[str]) -> int:
     """Measure, print the table, write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
+    parser.add_argument("--rival", default=MLX_LM, help="NAME or NAME=PROGRAM")
+    parser.add_argument("--rounds", type=int, help="turns of each rival")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     size = SMALL if options.small else REAL
+    size = dataclasses.replace(size, rounds=options.rounds or size.rounds)
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=32768)
-        pairs = run(build_model(Path(folder) / "random", spec), size)
+        pairs = run(build_model(Path(folder) / "random", spec), size, options.rival)
     facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    print(f"size: {size}\n" + table(pairs))
+    print(f"size: {size}\n" + table(pairs, options.rival.partition("=")[0]))
     if options.json is not None:
         figures = {name: asdict(pair) for name, pair in pairs.items()}
         options.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1))

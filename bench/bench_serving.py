@@ -1,4 +1,4 @@
-"""Whether chats through the daemon are as fast as through mlx_lm.server, on one model in one run.
+"""Whether chats through the daemon are as fast as through a rival, on one model in one run.
 
 Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a fixed
 length side by side. The rivals take turns, so that a machine that slows down slows both, and the ratio is
@@ -9,6 +9,7 @@ measured: quality of text, long contexts, other samplers, memory.
     python -m bench.bench_serving --small             # the size that the tests run
     python -m bench.bench_serving --model FOLDER      # weights that matter to you
     python -m bench.bench_serving --clients 1 8 32    # other crowds
+    python -m bench.bench_serving --rival vllm-mlx=ENVIRONMENT/bin/vllm-mlx
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 from bench.machine import machine
 from bench.paired import compare
 from bench.serving_load import Turn, prompt, turn
-from bench.serving_rivals import Rival, ours, theirs
+from bench.serving_rivals import MLX_LM, Rival, ours, theirs
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ def _compare(
     )
 
 
-def run(model: Path, size: Size) -> list[Comparison]:
+def run(model: Path, size: Size, rival: str = MLX_LM) -> list[Comparison]:
     """Start both servers, measure, stop them."""
-    with ours(model) as mine, theirs(model) as other:
+    with ours(model) as mine, theirs(model, rival) as other:
         names = (mine.model_name(), str(model))
         rivals = (mine, other)
         cold = asyncio.run(measure(rivals, names, size, warm=False))
@@ -140,11 +141,11 @@ def random_model(folder: Path, size: Size) -> Path:
     return build_model(folder / "random", spec)
 
 
-def table(results: list[Comparison]) -> str:
+def table(results: list[Comparison], rival: str) -> str:
     """The figures as a person reads them."""
-    lines = ["load  clients  figure            ours    mlx_lm.server  ratio (95 % low)"]
+    lines = [f"load  clients  figure            ours {rival:>17}  ratio (95 % low)"]
     lines += [
-        f"{one.load:5} {one.clients:7}  {one.figure:13} {one.ours:9.1f} {one.theirs:14.1f} "
+        f"{one.load:5} {one.clients:7}  {one.figure:13} {one.ours:9.1f} {one.theirs:17.1f} "
         f"{one.ratio:8.2f} " + ("        –" if one.ratio_low is None else f"{one.ratio_low:9.2f}")
         for one in results
     ]
@@ -161,6 +162,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, nargs="+", help="numbers of clients side by side")
     parser.add_argument("--rounds", type=int, help="turns of each rival that count")
     parser.add_argument("--warm-ups", type=int, help="turns of each rival before those")
+    parser.add_argument("--rival", default=MLX_LM, help="NAME or NAME=PROGRAM")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     base = SMALL if options.small else REAL
@@ -175,10 +177,10 @@ def main(arguments: list[str]) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         model = options.model.absolute() if options.model else random_model(Path(folder), size)
-        results = run(model, size)
+        results = run(model, size, options.rival)
     facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    print(f"size: {size}\n" + table(results))
+    print(f"size: {size}\n" + table(results, options.rival.partition("=")[0]))
     if options.json is not None:
         figures = [asdict(one) for one in results]
         options.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1))

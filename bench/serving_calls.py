@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ANSWER_S = 600.0
+# A client that only wants to know whether it is answered waits no longer.
+TRY_S = 10.0
 CHAT = "/v1/chat/completions"
 Messages = list[dict[str, str]]
 
@@ -41,7 +43,7 @@ class Caller:
     def answers(self, messages: Messages) -> bool:
         """Whether it answers with one token; False for any failure."""
         try:
-            return self._ask(messages, max_tokens=1).status == 200
+            return self._ask(messages, TRY_S, max_tokens=1).status == 200
         except (OSError, http.client.HTTPException):
             return False
 
@@ -80,8 +82,10 @@ class Caller:
         connection.close()
         return time.perf_counter()
 
-    def _ask(self, messages: Messages, **fields: Any) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+    def _ask(
+        self, messages: Messages, timeout_s: float = ANSWER_S, **fields: Any
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
         connection.request(*self._request(messages, **fields))
         answer = connection.getresponse()
         if not fields.get("stream"):

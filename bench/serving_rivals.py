@@ -1,4 +1,8 @@
-"""The two servers of the serving bench as child processes: mlx_lm.server and the daemon."""
+"""The servers of the serving benches as child processes: the daemon, and who stands against it.
+
+mlx_lm.server is installed beside the daemon. mlx-openai-server and vllm-mlx want an older mlx-lm and
+so an environment of their own, whose program is named: `vllm-mlx=/path/to/env/bin/vllm-mlx`.
+"""
 
 import contextlib
 import json
@@ -18,6 +22,10 @@ import psutil
 
 from mlx_isolate_supervisor.engines.blas import choose_blas
 
+OURS = "mlx-isolate"
+OUR_READY = "/readyz"
+MLX_LM = "mlx_lm.server"
+RIVALS = (MLX_LM, "mlx-openai-server", "vllm-mlx")
 # How a server without a supervisor is kept up: started again at once, however it ended.
 LOOP = 'trap exit TERM; while :; do "$@" & wait $!; done'
 # A GPU compiles kernels for half a minute before a daemon's engine is ready.
@@ -41,6 +49,14 @@ def memory_bytes(processes: list[psutil.Process]) -> int:
             found = process.memory_full_info()
             total += getattr(found, "pss", found.rss)
     return total
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """0 of one that has gone."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 class Rival:
@@ -124,13 +140,10 @@ class Rival:
 
     def serving(self) -> psutil.Process:
         """The process that holds the model."""
-        if self._is_looped:
-            return self.processes()[1]
-        assert self._process is not None
-        if self._ready_url.endswith("/health"):
-            return psutil.Process(self._process.pid)
-        with urllib.request.urlopen(f"{self.url}/status", timeout=10) as answer:
-            return psutil.Process(json.load(answer)["models"][0]["pid"])
+        if self._ready_url.endswith(OUR_READY):
+            with urllib.request.urlopen(f"{self.url}/status", timeout=10) as answer:
+                return psutil.Process(json.load(answer)["models"][0]["pid"])
+        return max(self.processes(), key=resident_bytes)
 
     def model_name(self) -> str:
         """What a request has to call the model that was given at the start."""
@@ -164,11 +177,31 @@ class Rival:
 def ours(model: Path, *flags: str) -> Rival:
     """The daemon as anyone starts it, with its defaults unless `flags` say otherwise."""
     command = [sys.executable, "-m", "mlx_isolate_supervisor.cli", "serve", str(model), *flags]
-    return Rival("mlx-isolate", command, "/readyz")
+    return Rival(OURS, command, OUR_READY)
 
 
-def theirs(model: Path, *, is_looped: bool = False) -> Rival:
-    """mlx_lm.server; its defaults are its best settings for this load (32 rows, 8 prompts)."""
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model)]
-    command += ["--log-level", "ERROR"]
-    return Rival("mlx_lm.server", command, "/health", is_looped=is_looped)
+def theirs(model: Path, rival: str = MLX_LM, *, is_looped: bool = False) -> Rival:
+    """A rival with the settings that are its best for these loads.
+
+    mlx_lm.server's (32 rows, 8 prompts) and mlx-openai-server's defaults are; vllm-mlx batches only
+    when told to.
+
+    Args:
+        model: its folder.
+        rival: a name in RIVALS, with `=PROGRAM` where that is not on the path.
+        is_looped: whether a shell starts it again as often as it ends.
+    """
+    name, _, program = rival.partition("=")
+    match name:
+        case "mlx_lm.server":
+            command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model)]
+            command += ["--log-level", "ERROR"]
+        case "mlx-openai-server":
+            command = [program or name, "launch", "--model-path", str(model), "--model-type", "lm"]
+            command += ["--host", "127.0.0.1", "--no-log-file", "--log-level", "ERROR"]
+        case "vllm-mlx":
+            command = [program or name, "serve", str(model), "--host", "127.0.0.1", "--offline"]
+            command += ["--continuous-batching"]
+        case _:
+            raise ValueError(f"no rival {name}; there are {', '.join(RIVALS)}")
+    return Rival(name, command, "/health", is_looped=is_looped)
