@@ -6,7 +6,8 @@ it again at once. Both serve one model of random weights, taking turns:
 * a client leaves - a stream, a long prompt that is still read, an answer asked for whole: until the
   process that holds the model is idle;
 * kill -9 of that process: until a request is answered again, and how many failed until then, each
-  asked as soon as the one before has failed;
+  asked as soon as the one before has failed or got no answer in ten seconds; what is not back after
+  a minute has the rest of its processes killed too, as its user would;
 * the first token of a long prompt: cold, repeated, and repeated after that kill;
 * memory after many requests of four clients, with fresh servers: of all processes (ours has a
   supervisor and, where there is room, a spare engine) and of the one with the model.
@@ -41,7 +42,7 @@ from bench.serving_calls import Caller
 from bench.serving_load import prompt, turn
 from bench.serving_rivals import MLX_LM, Rival, memory_bytes, ours, theirs
 
-SERVING_S = 120.0
+SERVING_S = 60.0
 # A process is idle from the last moment before this long without work.
 QUIET_S = 0.4
 QUIET_SHARE = 0.25
@@ -75,7 +76,7 @@ class Size:
 
 
 SMALL = Size(hidden=64, layers=2, long_words=60, left_tokens=200, rounds=1, requests=8)
-REAL = Size(hidden=512, layers=8, long_words=700, left_tokens=1000, rounds=5, requests=500)
+REAL = Size(hidden=512, layers=8, long_words=400, left_tokens=400, rounds=5, requests=500)
 
 Figures = dict[str, list[float]]
 
@@ -120,10 +121,14 @@ class Side:
         time.sleep(SETTLE_S)
         self.rival.serving().kill()
         began, failed = time.perf_counter(), 0
+        patience_s = SERVING_S
         while not self._call.answers(prompt(number, 4, warm=False)):
             failed += 1
-            if time.perf_counter() - began > SERVING_S:
-                raise RuntimeError(f"{self.rival.name} did not come back:\n{self.rival.log}")
+            if time.perf_counter() - began > patience_s:
+                if patience_s > SERVING_S:
+                    raise RuntimeError(f"{self.rival.name} did not come back:\n{self.rival.log}")
+                self.rival.kill_all_served()
+                patience_s = 2 * SERVING_S
             time.sleep(RETRY_S)
         self._note("kill to serving, s", time.perf_counter() - began)
         self._note("requests that failed until then", failed)

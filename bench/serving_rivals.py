@@ -145,6 +145,12 @@ class Rival:
                 return psutil.Process(json.load(answer)["models"][0]["pid"])
         return max(self.processes(), key=resident_bytes)
 
+    def kill_all_served(self) -> None:
+        """Kill everything but what starts it again."""
+        for process in self.processes()[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def model_name(self) -> str:
         """What a request has to call the model that was given at the start."""
         with urllib.request.urlopen(f"{self.url}/v1/models", timeout=10) as answer:

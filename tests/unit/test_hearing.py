@@ -95,7 +95,7 @@ def test_counts_by_an_engines_own_words_are_bounded(tally: str) -> None:
     assert heard({"a": -1}) is None
     told = heard({"a\x1b": 1})
     assert isinstance(told, wire.Progress)
-    assert getattr(told.cache, tally) == {"a ": 1}
+    assert getattr(told.cache, tally) == {"a\\x1b": 1}
 
 
 def check(message: wire.Report) -> None:

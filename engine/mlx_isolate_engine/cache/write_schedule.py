@@ -46,7 +46,6 @@ class WriteSchedule:
         self.spill_bytes_max = spill_bytes_max
         self.dropped_spills = 0
         self.failed_writes = 0
-        self.coalesced = 0
         self._waiting: OrderedDict[Place, Pending] = OrderedDict()
         self._writing: Pending | None = None
         self._retry_at = 0.0
@@ -64,7 +63,6 @@ class WriteSchedule:
             return  # if that fails it waits again
         place = (entry.namespace, entry.key)
         gone = [item for each in (place, *replaces) if (item := self._waiting.pop(each, None))]
-        self.coalesced += len(gone)
         flush = any(item.flush for item in gone)
         due = now if at_once or flush else now + self.debounce_s
         self._waiting[place] = Pending(entry, due, spilled=False, flush=flush)
@@ -87,8 +85,7 @@ class WriteSchedule:
 
     def discard(self, namespace: str, key: bytes) -> None:
         """This entry need not be written any more."""
-        if self._waiting.pop((namespace, key), None) is not None:
-            self.coalesced += 1
+        self._waiting.pop((namespace, key), None)
 
     def clear(self) -> None:
         """Forget all that waits."""

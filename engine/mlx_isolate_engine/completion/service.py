@@ -111,7 +111,7 @@ class ModelCompletionService:
             raise CapacityError(
                 "The engine is stopping.", status=503, code="engine_stopping", retry_after_s=1
             )
-        if self._places >= self._places_max:
+        if self.places_taken >= self._places_max:
             raise CapacityError(
                 f"The engine's queue is full ({self._places_max} requests).",
                 status=429,

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from mlx_isolate_shared import wire
+from mlx_isolate_supervisor.harmless import harmless
 
 # No count of an engine comes near it, and every encoder and page can take it.
 COUNT_MAX = (1 << 63) - 1
@@ -100,7 +101,4 @@ def _are_counts(values: Iterable[int | float]) -> bool:
 
 def _text(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
     """On one line, without what moves a terminal's cursor, and not too long."""
-    text = text[:characters_max]
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else " " for one in text)
+    return harmless(text[:characters_max])[:characters_max]
