@@ -15,6 +15,8 @@ SHORT_SHARE = 16
 SHORT_TOKENS = 64
 # Room kept for what a row will generate, in tokens, when memory is projected.
 GENERATION_HEADROOM = 256
+# Rows have room for whole steps of so many tokens (layerwise.STEP).
+CAPACITY_STEP = 256
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,4 +102,5 @@ def _order(waiting: Sequence[Waiter], now: float, short_tokens: int) -> list[int
 
 
 def _fits(rows: int, longest: int, padded_tokens_max: int | None) -> bool:
-    return padded_tokens_max is None or rows * longest <= padded_tokens_max
+    capacity = -(-longest // CAPACITY_STEP) * CAPACITY_STEP
+    return padded_tokens_max is None or rows * capacity <= padded_tokens_max

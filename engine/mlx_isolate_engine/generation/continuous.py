@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
 
 from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.lane import LaneParts
+from mlx_isolate_engine.generation.layerwise import LayerwiseGenerator
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.plan import SamplingPlan
@@ -81,7 +81,7 @@ class ContinuousLane:
         self._adapters = parts.adapters
         self._shared = SharedPrefills()
         self._turns = Turns(parts.clock.monotonic())
-        self._generator = BatchGenerator(
+        self._generator = LayerwiseGenerator(
             BatchModel(parts.model),
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
             completion_batch_size=self._rows_max,

@@ -8,31 +8,47 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.cache.kinds import leaves
 from mlx_isolate_engine.device import usable_bytes
+from mlx_isolate_engine.generation.layerwise import BESIDE_BYTES
 
 # Share of the memory that is free after the load which rows may take; the rest is for the model's
-# own intermediate results, for the prompt cache, and for the padding of a batch that grows.
+# own intermediate results and for the prompt cache.
 KV_SHARE = 0.5
 PROBE_TOKENS = 8
 
 
-def padded_tokens_max(model: Any) -> int | None:
+def padded_tokens_max(model: Any, rows_max: int) -> int | None:
     """Rows times longest row that fit, by the KV bytes of one token; None where they are none.
 
-    Windows and recurrent states do not grow with the text, so only parts that do are counted.
+    What each row takes however long it is (windows, recurrent state) is set aside for all rows,
+    and so is what a batch needs beside itself while rows join and leave.
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache))
     token_bytes = sum(_bytes_per_token(part) for part in leaves(cache))
     if not token_bytes:
         return None
-    return max(1, int(_free_bytes() * KV_SHARE / token_bytes))
+    fixed_bytes = rows_max * sum(_bytes_per_row(part) for part in leaves(cache)) + BESIDE_BYTES
+    return max(1, int((_free_bytes() * KV_SHARE - fixed_bytes) / token_bytes))
 
 
 def _bytes_per_token(part: Any) -> float:
-    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
-    if getattr(part, "max_size", None) is not None or isinstance(keys, tuple):
+    """Of a part that grows with the text."""
+    if getattr(part, "max_size", None) is not None:
         return 0.0
-    if keys is None or values is None:
+    return _kv_bytes(part)
+
+
+def _bytes_per_row(part: Any) -> float:
+    """Of a part that does not: a full window, or a state."""
+    if (window := getattr(part, "max_size", None)) is not None:
+        return _kv_bytes(part) * int(window)
+    return float(part.nbytes) if getattr(part, "keys", None) is None else 0.0
+
+
+def _kv_bytes(part: Any) -> float:
+    """Bytes of one token; what is quantized never gets into a batch."""
+    keys, values = getattr(part, "keys", None), getattr(part, "values", None)
+    if keys is None or values is None or isinstance(keys, tuple):
         return 0.0
     capacity = max(1, int(keys.shape[-2]))
     return float(keys.nbytes + values.nbytes) / capacity

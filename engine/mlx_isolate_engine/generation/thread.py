@@ -285,7 +285,9 @@ class GenerationThread:
             clock=self._clock,
         )
         if draft is None and can_batch(self._settings, empty):
-            lane = ContinuousLane(parts, padded_tokens_max(model))
+            lane = ContinuousLane(
+                parts, padded_tokens_max(model, self._settings.decode_concurrency)
+            )
             if is_worthwhile():
                 lane.rehearse(self._loaded.facts.context_length, self._rehearsal_s)
             self._lanes["continuous"] = lane
