@@ -1,4 +1,4 @@
-"""What the relay costs between a client and an engine, beside nginx and beside no relay at all.
+"""What the relay costs between a client and an engine, beside nginx, haproxy and no relay at all.
 
 `python -m bench.bench_relay [--json FILE] [--rounds N]`. The engine is a made-up source of SSE
 events in a process of its own; the rivals take turns within every round. Not measured: networks
@@ -20,7 +20,7 @@ import msgspec
 import uvloop
 
 from bench.relay_report import SMALL, Reading, Result, Sizes, describe_machine, judge, show
-from bench.relay_rivals import Child, Rival, engine_of, start_daemon, start_nginx
+from bench.relay_rivals import Child, Rival, engine_of, start_daemon, start_haproxy, start_nginx
 
 REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -111,7 +111,7 @@ def stream_body(events: int, interval_s: float, event_bytes: int) -> bytes:
 
 async def measure_streams(rival: Rival, sizes: Sizes, streams: int, into: Reading) -> None:
     """CPU per event of `streams` streams; of a single one also its rate and reads."""
-    rate = sizes.rate_one if streams == 1 else sizes.rate_many
+    rate = sizes.rates[streams]
     events = max(10, int(rate * sizes.stream_s))
     body = stream_body(events, 1 / rate, sizes.event_bytes)
     readers = [await connect(rival) for _ in range(streams)]
@@ -124,7 +124,7 @@ async def measure_streams(rival: Rival, sizes: Sizes, streams: int, into: Readin
     idle = into.idle_ms_per_s / 1000 * (time.perf_counter() - began)
     spent, passed = rival.cpu_s() - spent - idle, sum(r.events for r in readers) - passed
     await asked
-    (into.cpu_one_us if streams == 1 else into.cpu_many_us).append(spent / passed * 1e6)
+    into.cpu_us.setdefault(streams, []).append(spent / passed * 1e6)
     if streams == 1:
         (reader,) = readers
         into.reads_per_event.append(reader.reads / reader.events)
@@ -157,8 +157,8 @@ async def measure_latency(rival: Rival, sizes: Sizes, into: Reading) -> None:
 async def measure_pages(rival: Rival, sizes: Sizes) -> list[float]:
     """Times of a status page in ms, while eight streams run."""
     readers = [await connect(rival) for _ in range(8)]
-    events = int(sizes.rate_many * max(1.0, sizes.stream_s))
-    body = stream_body(events, 1 / sizes.rate_many, sizes.event_bytes)
+    events = int(sizes.rates[16] * max(1.0, sizes.stream_s))
+    body = stream_body(events, 1 / sizes.rates[16], sizes.event_bytes)
     running = asyncio.gather(*(reader.ask(body, STREAM_END) for reader in readers))
     times: list[float] = []
     async with aiohttp.ClientSession() as session:
@@ -187,8 +187,8 @@ async def measure(rivals: list[Rival], sizes: Sizes, result: Result) -> None:
     for turn in range(sizes.rounds):
         for rival in rivals[turn % len(rivals) :] + rivals[: turn % len(rivals)]:
             into = result.readings[rival.name]
-            await measure_streams(rival, sizes, 1, into)
-            await measure_streams(rival, sizes, 16, into)
+            for streams in sizes.rates:
+                await measure_streams(rival, sizes, streams, into)
             await measure_latency(rival, sizes, into)
     result.pages_ms = await measure_pages(next(r for r in rivals if r.name == "relay"), sizes)
 
@@ -209,10 +209,11 @@ def run(sizes: Sizes) -> Result:
         path, engine_pid = engine_of(daemon.port)
         relay = Rival("relay", daemon.port, daemon.pid)
         rivals = [Rival("direct", path, engine_pid), relay]
-        nginx = start_nginx(folder, path)
-        if nginx is not None:
-            children.append(nginx)
-            rivals.append(Rival("nginx", nginx.port, nginx.pid))
+        for name, start in (("nginx", start_nginx), ("haproxy", start_haproxy)):
+            rival = start(folder, path)
+            if rival is not None:
+                children.append(rival)
+                rivals.append(Rival(name, rival.port, rival.pid))
         result = Result(
             machine=describe_machine(),
             sizes=sizes,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import statistics
 import subprocess
 from pathlib import Path
@@ -10,7 +11,11 @@ import aiohttp
 import msgspec
 import uvloop
 
-from bench.relay_rivals import find_nginx
+from bench.relay_rivals import find_program
+
+RIVALS = ("nginx", "haproxy")
+# CPU time per event, as a multiple of nginx's.
+CPU_RATIO_MAX = 1.15
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,8 +24,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rounds: turns that each rival takes.
         stream_s: length of one stream.
-        rate_one: events a second of the single stream.
-        rate_many: events a second of each of the 16 streams.
+        rates: events a second of each stream, by the number of streams.
         event_bytes: size of an event.
         idle_s: how long nothing is done, to learn what a rival spends on nothing.
         pause_s: between two requests, so that none pays for the accounting of the last.
@@ -29,8 +33,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int = 9
     stream_s: float = 1.5
-    rate_one: float = 200.0
-    rate_many: float = 60.0
+    rates: dict[int, float] = msgspec.field(default_factory=lambda: {1: 200.0, 16: 60.0, 64: 20.0})
     event_bytes: int = 200
     idle_s: float = 5.0
     pause_s: float = 0.002
@@ -45,8 +48,7 @@ class Reading(msgspec.Struct, kw_only=True):
 
     Attributes:
         idle_ms_per_s: CPU time while nothing is asked of it (the daemon's own housekeeping).
-        cpu_one_us: CPU time of the rival per event, one stream, above its idle time.
-        cpu_many_us: the same with 16 streams.
+        cpu_us: CPU time of the rival per event above its idle time, by the number of streams.
         request_ms: median of small requests, sequential on one connection.
         first_ms: median time to first event.
         rate: events a second that the client saw, of one stream.
@@ -54,8 +56,7 @@ class Reading(msgspec.Struct, kw_only=True):
     """
 
     idle_ms_per_s: float = 0.0
-    cpu_one_us: list[float] = []
-    cpu_many_us: list[float] = []
+    cpu_us: dict[int, list[float]] = {}
     request_ms: list[float] = []
     first_ms: list[float] = []
     rate: list[float] = []
@@ -67,14 +68,14 @@ class Row(msgspec.Struct, kw_only=True):
 
     name: str
     value: str
-    rival: str = ""
+    rivals: list[str] = []
     bound: str | None = None
     holds: bool | None = None
 
     @classmethod
-    def of(cls, name: str, own: list[float], rival: list[float]) -> "Row":
-        """Median and spread of both."""
-        return cls(name=name, value=spread(own), rival=spread(rival))
+    def of(cls, name: str, own: list[float], rivals: list[list[float]]) -> "Row":
+        """Median and spread of all."""
+        return cls(name=name, value=spread(own), rivals=[spread(values) for values in rivals])
 
     @classmethod
     def bounded(
@@ -116,11 +117,6 @@ class Result(msgspec.Struct, kw_only=True):
 
 def describe_machine() -> dict[str, str]:
     """Processor, system, versions, and how busy the machine was with other work."""
-    program = find_nginx()
-    nginx = "not installed"
-    if program is not None:
-        shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True)
-        nginx = shown.stderr.strip().rpartition("/")[2]
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -133,27 +129,46 @@ def describe_machine() -> dict[str, str]:
         "python": platform.python_version(),
         "aiohttp": aiohttp.__version__,
         "uvloop": uvloop.__version__,
-        "nginx": nginx,
+        **{name: _version(name) for name in RIVALS},
     }
+
+
+def _version(name: str) -> str:
+    program = find_program(name)
+    if program is None:
+        return "not installed"
+    shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True)
+    found = re.search(r"\d+\.\d+\.\d+", shown.stdout + shown.stderr)
+    return "unknown" if found is None else found[0]
+
+
+def _cpu_rows(result: Result) -> list[Row]:
+    relay = result.readings["relay"]
+    rows: list[Row] = []
+    for streams, own in relay.cpu_us.items():
+        label = f"CPU per event, {streams} stream{'s' if streams > 1 else ''}"
+        rivals = {
+            name: result.readings[name].cpu_us[streams] if name in result.readings else []
+            for name in RIVALS
+        }
+        rows.append(Row.of(f"{label}, µs", own, list(rivals.values())))
+        for name, values in rivals.items():
+            # They take turns within seconds, so what else the machine does is the same for all.
+            ratios = [a / b for a, b in zip(own, values, strict=False)]
+            ratio = statistics.median(ratios) if ratios else None
+            most = CPU_RATIO_MAX if name == "nginx" else None
+            rows.append(Row.bounded(f"{label}, × {name}", ratio, most=most))
+    return rows
 
 
 def judge(result: Result) -> list[Row]:
     """Every figure beside its bound."""
     relay, direct = result.readings["relay"], result.readings["direct"]
-    nginx = result.readings.get("nginx")
-    rows: list[Row] = []
-    for name, field in (("1 stream", "cpu_one_us"), ("16 streams", "cpu_many_us")):
-        own: list[float] = getattr(relay, field)
-        rival: list[float] = getattr(nginx, field) if nginx is not None else []
-        # The two take turns within seconds, so what else the machine does is the same for both.
-        ratios = [a / b for a, b in zip(own, rival, strict=False)]
-        ratio = statistics.median(ratios) if ratios else None
-        rows.append(Row.of(f"CPU per event, {name}, µs", own, rival))
-        rows.append(Row.bounded(f"CPU per event, {name}, × nginx", ratio, most=1.25))
+    rows = _cpu_rows(result)
     for name, field in (("small request", "request_ms"), ("first event", "first_ms")):
         own, base = getattr(relay, field), getattr(direct, field)
-        rival = getattr(nginx, field) if nginx is not None else []
-        rows.append(Row.of(f"{name} p50, ms (direct {statistics.median(base):.3f})", own, rival))
+        rivals = [getattr(result.readings.get(rival, Reading()), field) for rival in RIVALS]
+        rows.append(Row.of(f"{name} p50, ms (direct {statistics.median(base):.3f})", own, rivals))
         added = statistics.median(own) - statistics.median(base)
         rows.append(Row.bounded(f"{name} p50, added ms", added, most=0.5))
     ratio = statistics.median(relay.rate) / statistics.median(direct.rate)
@@ -177,9 +192,10 @@ def show(result: Result) -> str:
     lines = [f"{name:>8}: {value}" for name, value in result.machine.items()]
     lines.append(f"{'sizes':>8}: {msgspec.json.encode(result.sizes).decode()}")
     lines.append("")
-    lines.append(f"{'median of the turns (lowest – highest)':<46}{'relay':<26}{'nginx':<26}")
+    names = "".join(f"{name:<26}" for name in ("relay", *RIVALS))
+    lines.append(f"{'median of the turns (lowest – highest)':<46}{names}".rstrip())
     for row in result.rows:
         verdict = "" if row.holds is None else "ok" if row.holds else "MISSED"
-        rival = row.rival if row.bound is None else row.bound
-        lines.append(f"{row.name:<46}{row.value:<26}{rival:<26}{verdict}".rstrip())
+        beside = row.rivals if row.bound is None else [row.bound, verdict]
+        lines.append(f"{row.name:<46}{row.value:<26}{''.join(f'{x:<26}' for x in beside)}".rstrip())
     return "\n".join(lines)

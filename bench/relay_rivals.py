@@ -1,4 +1,4 @@
-"""The processes of the relay's bench: source, relay and nginx, started, measured and ended."""
+"""The processes of the relay's bench: source, relay, nginx, haproxy; started, measured, ended."""
 
 import json
 import os
@@ -46,10 +46,29 @@ http {{
 }}
 """
 
+HAPROXY_CONFIG = """
+global
+    nbthread 1
+    maxconn 512
+defaults
+    mode http
+    option http-no-delay
+    option http-keep-alive
+    http-reuse always
+    timeout connect 5s
+    timeout client 600s
+    timeout server 600s
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend engine
+backend engine
+    server engine unix@{engine}
+"""
 
-def find_nginx() -> str | None:
-    """The nginx program, also where only root's path has it."""
-    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+def find_program(name: str) -> str | None:
+    """The program, also where only root's path has it."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 def free_port() -> int:
@@ -152,10 +171,21 @@ def engine_of(port: int) -> tuple[str, int]:
 
 def start_nginx(folder: Path, engine: str) -> Child | None:
     """nginx in front of the same socket, None where it is not installed."""
-    program = find_nginx()
+    program = find_program("nginx")
     if program is None:
         return None
     port = free_port()
     config = folder / "nginx.conf"
     config.write_text(NGINX_CONFIG.format(folder=folder, engine=engine, port=port))
     return Child([program, "-p", str(folder), "-c", str(config)], port)
+
+
+def start_haproxy(folder: Path, engine: str) -> Child | None:
+    """haproxy in front of the same socket, None where it is not installed."""
+    program = find_program("haproxy")
+    if program is None:
+        return None
+    port = free_port()
+    config = folder / "haproxy.cfg"
+    config.write_text(HAPROXY_CONFIG.format(engine=engine, port=port))
+    return Child([program, "-db", "-q", "-f", str(config)], port)
