@@ -1,8 +1,9 @@
 """Runs all of an engine's work beside its main thread, which stays free and quick.
 
-A signal to the process goes to the main thread. It is the one that prints the stacks when a crash
-is on its way, before the kernel ends the process, and until then clients of the dead engine wait;
-so it has nothing else to do and keeps its CPU priority, while all work has a lower one.
+Python acts on signals in its main thread, whichever thread the system gives them to (Linux the main
+one where it can, gVisor any). On Linux it is thus the one that prints the stacks when a crash is on
+its way, before the kernel ends the process, and until then clients of the dead engine wait; so it
+has nothing else to do and keeps its CPU priority, while all work has a lower one.
 """
 
 import contextlib
@@ -49,12 +50,27 @@ def work_aside(work: Callable[[], NoReturn], nice: int) -> NoReturn:
     for thread in _other_threads():
         _lower(thread, niceness)
 
+    reader, writer = os.pipe()
+    # A full pipe wakes as well as a written one.
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    is_over = threading.Event()
+
     def run() -> None:
         _lower(0, niceness)
-        work()
+        try:
+            work()
+        finally:
+            is_over.set()
+            with contextlib.suppress(BlockingIOError):
+                os.write(writer, b"\0")
 
     worker = threading.Thread(target=run, name="engine", daemon=True)
     worker.start()
+    while not is_over.is_set():
+        # To join the thread would be to wait for a lock, from which only a signal that comes to
+        # this very thread wakes: one that the system gave to another would never be acted on.
+        os.read(reader, 4096)
     worker.join()
     # Something went wrong, and the thread has said what.
     os._exit(1)

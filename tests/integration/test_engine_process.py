@@ -1,6 +1,7 @@
 """The engine process around a scripted runtime: pipes, lifeline, signals, exit status."""
 
 import asyncio
+import ctypes
 import os
 import shutil
 import signal
@@ -151,6 +152,22 @@ def test_sigterm_ends_with_status_0(engine: EngineProcess, phase: str) -> None:
     assert engine.wait_exit(8) == 0
     if phase in ("prefill", "decode"):
         assert "runtime closed" in engine.log
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux signals one thread of another process"
+)
+def test_a_sigterm_that_the_system_gives_to_any_other_thread_is_heard(
+    engine: EngineProcess,
+) -> None:
+    """Which thread gets a process's signal is the system's choice: gVisor's is not Linux's."""
+    engine.start()
+    engine.wait_ready()
+    threads = [thread.id for thread in psutil.Process(engine.child.pid).threads()]
+    others = [thread for thread in threads if thread != engine.child.pid]
+    system = ctypes.CDLL(None, use_errno=True)
+    assert system.tgkill(engine.child.pid, others[-1], int(signal.SIGTERM)) == 0
+    assert engine.wait_exit(8) == 0
 
 
 def test_sigint_of_a_terminal_is_not_for_engines(engine: EngineProcess) -> None:

@@ -47,16 +47,16 @@ def test_engines_on_one_gpu_keep_to_its_memory_though_the_machine_has_plenty(
         refused = daemon.chat("huge")
         assert refused.status == 507
         message = refused.json()["error"]["message"]
-        assert "needs about 11 GB of GPU memory" in message
+        assert "needs about 12 GB of GPU memory" in message
         assert "budget of all models is 9.0 GB; held by a (4.0 GB), b (4.0 GB)" in message
         assert "  GPU: 8.0 GB of 9.0 GB reserved" in daemon.command("status").stdout
     # The next daemon knows the GPU and what the engines held on it.
     with RunningDaemon(tmp_path / "home", *flags) as daemon:
         assert daemon.chat("huge").status == 507
         assert daemon.chat("a").status == 200
-        assert daemon.status()["models"][0]["claimed_gpu_bytes"] == 4_600_000_000
+        assert daemon.status()["models"][0]["claimed_gpu_bytes"] == 5_200_000_000
         assert daemon.chat("b").status == 200
-        assert daemon.status()["models"][0]["state"] == "stopped", "both would hold 9.2 GB"
+        assert daemon.status()["models"][0]["state"] == "stopped", "both would hold 10.4 GB"
 
 
 def test_the_default_budget_follows_what_the_gpu_may_use_of_the_memory(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from mlx_isolate_supervisor.models.model_files import model_roots
 WEIGHTS_FACTOR = 1.2
 # An engine without any weights: Python, MLX, a tokenizer.
 PROCESS_BYTES = 300_000_000
-# What a process takes of a GPU's own memory beside what MLX counts: its context, its kernels.
-GPU_PROCESS_BYTES = 600_000_000
+# What a process takes of a GPU's own memory beside what MLX counts: its context, its kernels and
+# graphs (1.16 to 1.20 GB each on an H200 with CUDA 13, by nvidia-smi).
+GPU_PROCESS_BYTES = 1_200_000_000
 WEIGHT_ENDINGS = (".safetensors", ".gguf", ".npz", ".bin")
 # Files looked at; a folder with more is no model's.
 FILES_MAX = 4096

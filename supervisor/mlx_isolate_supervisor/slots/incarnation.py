@@ -108,7 +108,8 @@ class Incarnation:
             if self._has_own_gpu_memory:
                 # The prompt cache lies there too.
                 self.gpu_bytes = progress.mlx_active_bytes + progress.mlx_cache_bytes
-                own_bytes = self.gpu_bytes - cache_bytes
+                # A long prompt takes more for a moment than anything leaves behind.
+                own_bytes = max(self.gpu_bytes, progress.mlx_peak_bytes) - cache_bytes
                 self.own_gpu_bytes_max = max(self.own_gpu_bytes_max, own_bytes)
                 cache_bytes = 0
             own_bytes = progress.footprint_bytes - cache_bytes
