@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlx_isolate_engine.cache.fingerprint import Fingerprint
     from mlx_isolate_engine.cache.prompt_cache import PromptCache
     from mlx_isolate_engine.completion.service import ModelCompletionService
+    from mlx_isolate_engine.completion.text_log import TextLog
     from mlx_isolate_engine.generation.ports import LoadedModel
     from mlx_isolate_engine.generation.thread import GenerationThread
     from mlx_isolate_engine.model.adapters import AdapterRack
@@ -64,6 +65,7 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
 
     from mlx_isolate_engine.cache.build import build_prompt_cache, check_settings, identify
     from mlx_isolate_engine.completion.service import ModelCompletionService
+    from mlx_isolate_engine.completion.text_log import TextLog
     from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, RESPAWN_S
     from mlx_isolate_engine.generation.thread import GenerationThread
     from mlx_isolate_engine.model.adapters import AdapterRack
@@ -112,7 +114,8 @@ async def load_runtime(start: Start, loading: LoadingReport, ahead: Ahead | None
         rehearsal_s=REHEARSAL_S if start.incarnation == 1 else RESPAWN_S,
     )
     loaded = await thread.start()
-    runtime.begin(thread, ModelCompletionService(thread, settings), loaded.facts)
+    service = ModelCompletionService(thread, settings)
+    runtime.begin(thread, TextLog(service) if settings.log_text else service, loaded.facts)
     return runtime
 
 
@@ -131,7 +134,10 @@ class ModelRuntime:
         self.folder = Path()
 
     def begin(
-        self, thread: "GenerationThread", service: "ModelCompletionService", facts: ModelFacts
+        self,
+        thread: "GenerationThread",
+        service: "ModelCompletionService | TextLog",
+        facts: ModelFacts,
     ) -> None:
         """Take over what has been loaded and started."""
         self._thread = thread

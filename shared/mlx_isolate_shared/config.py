@@ -30,6 +30,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: str | None = None
     num_draft_tokens: int = 3
     trust_remote_code: bool = False
+    # Put prompts and answers into the log; they are what people wrote, so never by default.
+    log_text: bool = False
     chat_template: str | None = None
     use_default_chat_template: bool = False
     chat_template_args: dict[str, Any] = {}

@@ -78,11 +78,14 @@ class Reconfiguration:
 
     async def _reload(self) -> None:
         try:
-            new = (await asyncio.to_thread(self._read)).settings
+            resolved = await asyncio.to_thread(self._read)
         except ConfigError as error:
             log_event("config.refused", logging.WARNING, reason=str(error))
             self._tell(f"the configuration stays as it was: {error}")
             return
+        new = resolved.settings
+        for sentence in resolved.warnings:
+            log_event("settings.doubted", logging.WARNING, reason=sentence)
         late = restart_fields(self._settings, new)
         changes = self._apply(new)
         log_event(

@@ -154,6 +154,13 @@ def test_what_waits_for_the_next_start_is_named(configured: Configured) -> None:
     assert "no model changed; at the next start: queue_timeout_s" in configured.daemon.stdout
 
 
+def test_switching_the_log_of_texts_on_is_warned_of(configured: Configured) -> None:
+    configured.reload(models={"one": {"log_text": True}, "two": {}})
+    lines = configured.daemon.ask("GET", "/logs").body.decode().splitlines()
+    (warning,) = [line for line in lines if "settings.doubted" in line]
+    assert "--log-text is on for one" in warning
+
+
 def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
     configured = Configured(tmp_path, "--watch-config")
     with configured.daemon:

@@ -115,6 +115,12 @@ def test_a_misspelt_variable_is_pointed_out() -> None:
     assert warning.endswith("; did you mean MLX_ISOLATE_QUEUE_TIMEOUT?")
 
 
+def test_text_in_the_log_is_warned_of_and_off_by_default() -> None:
+    assert not settle().settings.models[0].engine.log_text
+    (warning,) = settle({"--log-text": "true"}).warnings
+    assert warning.startswith("--log-text is on for demo: prompts and answers go into the log")
+
+
 def test_an_adapter_cannot_be_given_for_two_models_at_once() -> None:
     with pytest.raises(ConfigError, match="--adapter-path goes with one model and 2 were given"):
         settle({"--adapter-path": "/lora"}, models=(("a", "/a"), ("b", "/b")))

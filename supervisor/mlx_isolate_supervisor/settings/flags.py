@@ -288,6 +288,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("--adapters", _names, "JSON", "LoRA adapters that requests choose by name"),
     _engine("--draft-model", _text, "MODEL", "model for speculative decoding"),
     _engine("--num-draft-tokens", _positive, "N", "tokens drafted at a time"),
+    _engine("--log-text", parse_switch, "", "log prompts and answers; they may be private"),
     _engine("--trust-remote-code", parse_switch, "", "run code that comes with the tokenizer"),
     _engine("--chat-template", _text, "TEMPLATE", "chat template of the tokenizer"),
     _engine("--use-default-chat-template", parse_switch, "", "use the default chat template"),
@@ -346,7 +347,7 @@ BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}
 TOPICS: dict[str, tuple[str, ...]] = {
     "where and how it runs": (
         *("--host", "--port", "--config", "--watch-config", "--run-dir", "--log-dir"),
-        *("--cache-dir", "--log-level", "--log-format", "--metrics", "--blas"),
+        *("--cache-dir", "--log-level", "--log-format", "--log-text", "--metrics", "--blas"),
     ),
     "who may call": ("--api-key", "--api-key-file", "--allowed-origins", "--allowed-hosts"),
     "memory": (

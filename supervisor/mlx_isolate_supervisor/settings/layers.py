@@ -115,7 +115,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         engine=engine,
         origins=origins,
         api_key_file=None if api_key_file is None else str(api_key_file),
-        warnings=_unknown_variables(layers.environment),
+        warnings=_unknown_variables(layers.environment) + _logged_texts(settings),
     )
 
 
@@ -251,3 +251,15 @@ def _unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
             hint = f"; did you mean {near[0]}?" if near else "."
             sentences.append(f"{name} in the environment is no setting of mlx-isolate{hint}")
     return tuple(sentences)
+
+
+def _logged_texts(settings: ServeSettings) -> tuple[str, ...]:
+    """A sentence if what people write goes into the log."""
+    names = ", ".join(model.id for model in settings.models if model.engine.log_text)
+    if not names:
+        return ()
+    sentence = (
+        f"--log-text is on for {names}: prompts and answers go into the log, /logs and the page, "
+        "for everybody who may read those; leave it out to keep them private."
+    )
+    return (sentence,)
