@@ -17,6 +17,7 @@ HUGE = "word " * 1_000_000
 PAGE_P99_S = 0.100
 ABORTS = 300
 PLACES = 32
+ALLOCATOR_BYTES = 64 << 20
 
 
 def model(daemon: RunningDaemon, name: str) -> dict[str, Any]:
@@ -69,14 +70,14 @@ def serve_all_places(daemon: RunningDaemon) -> float:
 
 @pytest.mark.case("11")
 def test_three_hundred_aborts_leak_no_place(daemon: RunningDaemon) -> None:
-    """Afterwards the counters are zero, descriptors are back, and all places serve."""
+    """Afterwards the counters are zero, descriptors and memory are back, and all places serve."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     processes = [psutil.Process(pid) for pid in (daemon.process.pid, model(daemon, "slow")["pid"])]
     before = [process.num_fds() for process in processes]
     serve_all_places(daemon)
     at_first_s = serve_all_places(daemon)
-    supervisor_bytes = processes[0].memory_info().rss
+    bytes_before = [process.memory_info().rss for process in processes]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(abort, [daemon] * ABORTS, range(ABORTS), [seed] * ABORTS))
 
@@ -89,4 +90,7 @@ def test_three_hundred_aborts_leak_no_place(daemon: RunningDaemon) -> None:
     wait_for(lambda: all(p.num_fds() <= n + 10 for p, n in zip(processes, before, strict=True)), 5)
     # A leaked place would cost a multiple; the rest is the machine's noise.
     assert serve_all_places(daemon) <= 2.5 * at_first_s + 0.5
-    assert processes[0].memory_info().rss <= 1.1 * supervisor_bytes + (4 << 20)
+    bytes_after = [process.memory_info().rss for process in processes]
+    assert bytes_after[0] <= 1.1 * bytes_before[0]
+    # MLX keeps freed buffers, which weigh more than this small model does.
+    assert bytes_after[1] <= 1.1 * bytes_before[1] + ALLOCATOR_BYTES

@@ -26,7 +26,19 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 7}}\n</tool_call>'
+
+# Worded so that no seven of its tokens stand in the other: the parrot would mix the two up.
+SECOND_CALL = (
+    r'<tool_call>{"\u0061rgum\u0065nts":{"city":"Rome"},"n\u0061me":"weather"}</tool_call>'
+)
 
 
 def served(folder: Path, settings: EngineSettings | None = None) -> Iterator[EngineProcess]:
@@ -216,6 +228,39 @@ def test_tool_calls_good_and_bad_are_the_same_in_a_stream(
         assert "<tool_call>" in whole["message"]["content"]
         assert whole["finish_reason"] == choices[-1]["finish_reason"]
         assert whole["finish_reason"] == ("length" if limit == 30 else "stop")
+
+
+@pytest.mark.case("34")
+def test_two_tool_calls_in_a_row_stay_two_in_a_stream_as_well(parrot: EngineProcess) -> None:
+    said = CALL + SECOND_CALL
+    body = chat_body(said, tools=[ADD, WEATHER], max_tokens=300)
+    whole = post(parrot, CHAT, body).json["choices"][0]
+    *found, _ = payloads(post(parrot, CHAT, {**body, "stream": True}).body)
+    choices = [json.loads(one)["choices"][0] for one in found]
+    streamed: dict[int, list[Any]] = {}
+    for part in (part for one in choices for part in one["delta"].get("tool_calls") or []):
+        streamed.setdefault(part["index"], []).append(part)
+    calls = [
+        {
+            "id": "".join(part.get("id") or "" for part in parts),
+            "name": "".join(part["function"].get("name") or "" for part in parts),
+            "arguments": "".join(part["function"].get("arguments") or "" for part in parts),
+        }
+        for _, parts in sorted(streamed.items())
+    ]
+    for made in (
+        calls,
+        [{"id": one["id"], **one["function"]} for one in whole["message"]["tool_calls"]],
+    ):
+        assert [(one["name"], json.loads(one["arguments"])) for one in made] == [
+            ("add", {"a": 12, "b": 7}),
+            ("weather", {"city": "Rome"}),
+        ]
+        assert len({one["id"] for one in made}) == 2
+    assert "tool_call" not in "".join(map(text_of_choice, choices)) + (
+        whole["message"]["content"] or ""
+    )
+    assert whole["finish_reason"] == choices[-1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.case("40")
