@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mlx_isolate_supervisor.config import GroupSpec
@@ -48,6 +49,27 @@ def test_the_least_recently_used_leaves() -> None:
 def test_nobody_leaves_in_vain() -> None:
     held = [resident("small", 1, used_s=1.0), resident("large", 8, used_s=2.0)]
     assert decide(TEN, held, [wish("c", 7)]).evictions == {"large": "c"}
+
+
+def test_as_many_leave_as_must_and_no_more() -> None:
+    held = [resident("s1", 1, used_s=1.0), resident("s2", 1, used_s=2.0)]
+    held.append(resident("large", 8, used_s=3.0))
+    assert decide(TEN, held, [wish("c", 9)]).evictions == {"s1": "c", "large": "c"}
+
+
+def test_who_is_on_the_way_out_counts_until_it_is_gone() -> None:
+    rules = Rules(models_max=3)
+    held = [resident("a", is_leaving=True), resident("b", busy=True)]
+    plan = decide(rules, held, [wish("c", since=1.0), wish("d", since=2.0)])
+    assert plan == Plan(grants=("c",), waits={"d": "until a has made room"})
+
+
+def test_of_two_wishes_that_exclude_each_other_the_older_one_comes_true() -> None:
+    rules = Rules(groups=(GroupSpec(id="g", members=("x",)),))
+    for older, younger in (("x", "y"), ("y", "x")):
+        plan = decide(rules, [], [wish(older, since=1.0), wish(younger, since=2.0)])
+        assert plan.grants == (older,)
+        assert plan.waits == {younger: f"for {older}, which has waited longer"}
 
 
 def test_idle_models_leave_before_busy_ones_are_waited_for() -> None:
@@ -116,6 +138,7 @@ def test_more_than_the_default_budget_is_loaded_alone() -> None:
     beside = decide(rules, [resident("b", 1)], [wish("a", 11)])
     assert beside.evictions == {"b": "a"} and not beside.grants
     assert set(decide(rules, [resident("b", 1, is_pinned=True)], [wish("a", 11)]).refusals) == {"a"}
+    assert decide(rules, [], [wish("a", 14)]).grants == ("a",)
     assert set(decide(rules, [], [wish("a", 15)]).refusals) == {"a"}
 
 
@@ -232,6 +255,8 @@ def test_models_that_outgrew_a_gpu_shrink_there_and_nowhere_else() -> None:
         resident("b", 1, gpu_bytes=6, used_s=2.0),
     ]
     assert decide(GPU, held, []).evictions == {"a": "a"}
+    full = msgspec.structs.replace(GPU, models_max=3)
+    assert decide(full, held, []).evictions == {"a": "a"}
     busy = [resident("a", gpu_bytes=6, busy=True), resident("b", gpu_bytes=6, busy=True)]
     assert decide(GPU, [*busy, resident("old")], []) == Plan(is_over=True)
 

@@ -100,6 +100,17 @@ def test_a_measurement_outlives_the_daemon(tmp_path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
+def test_so_is_what_was_held_of_a_gpu() -> None:
+    book = FootprintBook(None)
+    for held, kept in ((1000, 1000), (400, 900), (2000, 2000)):
+        book.note("k", 100 * MB, held * MB)
+        found = book.measured("k")
+        assert found is not None and found.gpu_bytes == kept * MB
+    for wrong in (-1, 1 << 60):
+        book.note("k", 100 * MB, wrong)
+        assert book.measured("k") == found
+
+
 def test_an_exceptional_peak_is_forgotten_over_the_next_runs() -> None:
     book = FootprintBook(None)
     book.note("k", 1000 * MB)

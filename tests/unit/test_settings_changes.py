@@ -17,8 +17,8 @@ B = ModelSpec(id="b", model="/b")
 
 
 def test_equal_models_are_not_touched() -> None:
-    assert compare_models([A, B], [A, B]).is_empty
-    assert compare_models([A, B], [B, A]).is_empty
+    assert compare_models([A, B], [A, B]) == ModelChanges()
+    assert compare_models([A, B], [B, A]) == ModelChanges()
 
 
 def test_models_come_and_go() -> None:

@@ -128,7 +128,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int | None
     models_max: int
     held: tuple[Holding, ...]
-    is_of_gpu: bool = False
+    is_of_gpu: bool
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,8 +361,7 @@ class _Draft:
         return is_alone and self._is_within(1, self._present(wish), self._spare_bytes)
 
     def _hold(self, resident: Resident, wish: Wish) -> None:
-        until = max(resident.turn_s, wish.since_s)
-        self._holds[resident.id] = min(until, self._holds.get(resident.id, until))
+        self._holds[resident.id] = max(resident.turn_s, wish.since_s)
 
     def _wait(self, wish: Wish, why: str) -> None:
         self._waits[wish.id] = why

@@ -35,11 +35,6 @@ class ModelChanges(msgspec.Struct, frozen=True, kw_only=True):
     replaced: tuple[str, ...] = ()
     adjusted: tuple[str, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing changes."""
-        return not (self.added or self.removed or self.replaced or self.adjusted)
-
 
 def compare_models(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> ModelChanges:
     """What has to happen so that `new` is served instead of `old`."""
