@@ -68,7 +68,7 @@ class Storm:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("limit", [0, 1])
-@pytest.mark.case("30c")
+@pytest.mark.case("30")
 def test_reloads_and_commands_of_many_at_once_cut_no_request(
     tmp_path: Path, seed: int, limit: int
 ) -> None:
