@@ -124,6 +124,17 @@ def test_no_mask_ever_hides_more_or_less(window: int | None) -> None:
     assert spared > 100
 
 
+def test_it_tells_of_each_decode_step_once_it_is_built() -> None:
+    model = Attending()
+    told: list[int] = []
+    bare: Any = BatchModel(model, lambda: told.append(len(model.masks)))
+    batch = BatchGenerator(bare)
+    batch.insert([[1] * 13], [3])
+    while any(batch.next()):
+        pass
+    assert told == [number + 1 for number, mask in enumerate(model.masks) if mask is None]
+
+
 def test_the_model_behind_is_asked_for_everything_else() -> None:
     model = Attending()
     bare = BatchModel(model)

@@ -9,7 +9,7 @@ And an addition for each layer and token, which counts the rows' positions: they
 all layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -59,6 +59,10 @@ class SparingKVCache(BatchKVCache):  # type: ignore[misc]  # mlx_lm has no types
         self._idx, self.offset = end, ahead
         return self.keys[..., :end, :], self.values[..., :end, :]
 
+    def is_padded_right(self) -> bool:
+        """Whether padding on the right will be moved to the left after this pass."""
+        return self._right_padding is not None
+
     def is_as_far(self, other: "SparingKVCache") -> bool:
         """Whether its rows are at the same positions."""
         return self._idx == other._idx and self.padding == other.padding
@@ -93,10 +97,13 @@ class BatchModel:
 
     Args:
         model: mlx_lm's.
+        on_decode: called when a decode step is built and about to be computed, which needs no
+            interpreter: what it sets going on other threads costs nobody anything.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, on_decode: Callable[[], None] | None = None) -> None:
         self._model = model
+        self._on_decode = on_decode
 
     def __call__(self, inputs: Array, cache: Sequence[Any]) -> Array:
         """Logits of [rows, tokens] inputs."""
@@ -105,9 +112,11 @@ class BatchModel:
         if width == 1:
             _count_once(known)
         logits = self._model(inputs, cache=cache)
-        if width > 1:
-            # What follows a piece of prefill changes the padding inside its array.
-            for part in known:
+        if width == 1 and self._on_decode is not None:
+            self._on_decode()
+        for part in known:
+            if width > 1 or part.is_padded_right():
+                # What follows a piece of prefill changes the padding inside its array.
                 part.settled = None
         return logits
 

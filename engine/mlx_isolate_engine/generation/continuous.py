@@ -82,7 +82,7 @@ class ContinuousLane:
         self._shared = SharedPrefills()
         self._turns = Turns(parts.clock.monotonic())
         self._generator = LayerwiseGenerator(
-            BatchModel(parts.model),
+            BatchModel(parts.model, parts.deliveries.flush),
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
             completion_batch_size=self._rows_max,
             # Whatever admission has let in may prefill at once; admission keeps the limit.
@@ -124,6 +124,13 @@ class ContinuousLane:
         if self._prefilling or self._decoding or self._restoring or self._resuming:
             return 0.0
         return self._company_due_s()
+
+    def flushes_soon(self) -> bool:
+        """See `Lane.flushes_soon`."""
+        is_busy = self._prefilling or self._waiting or self._restoring or self._resuming
+        if is_busy or not self._decoding:
+            return False
+        return all(row.generated > 1 for row in self._decoding.values())
 
     def _company_due_s(self) -> float:
         """How long those who wait should go on waiting for those who are being prepared."""
@@ -184,6 +191,8 @@ class ContinuousLane:
 
     def step(self) -> None:
         """Let rows in, run one decode step and one piece of prefill, and pass on what came."""
+        if not self.flushes_soon():  # not any more: a message has changed what is to be done
+            self._deliveries.flush()
         self._let_in()
         self._restore()
         before = self._clock.monotonic()

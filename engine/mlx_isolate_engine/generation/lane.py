@@ -52,6 +52,14 @@ class Lane(Protocol):
         """How long a step may wait for more to come, in seconds; 0 = it has something to do."""
         ...
 
+    def flushes_soon(self) -> bool:
+        """Whether its next step begins by handing over what the last one delivered.
+
+        It does so when the thread stops needing the interpreter: the event loop, which is woken,
+        would else be in its way.
+        """
+        ...
+
     def submit(self, ticket: Ticket) -> None:
         """A new completion waits for its turn."""
         ...

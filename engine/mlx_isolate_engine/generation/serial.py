@@ -59,6 +59,10 @@ class SerialLane:
         """See `Lane.has_work`."""
         return bool(self._ready or self._waiting)
 
+    def flushes_soon(self) -> bool:
+        """See `Lane.flushes_soon`."""
+        return False
+
     def wait_s(self) -> float:
         """See `Lane.wait_s`: one row at a time gains nothing by waiting."""
         return 0.0

@@ -301,12 +301,15 @@ class GenerationThread:
             for lane in lanes:
                 if lane.has_work():
                     lane.step()
-            self._deliveries.flush()
+            if not any(lane.flushes_soon() for lane in lanes):
+                self._deliveries.flush()
 
     def _take_messages(self) -> bool:
         """Handle what has come in; waits only if there is nothing else to do. False = stop."""
         has_work = any(lane.has_work() for lane in self._lanes.values())
         if not has_work and self._inbox.empty():
+            assert self._deliveries is not None
+            self._deliveries.flush()
             self._set_idle(True)
             message = self._inbox.get()
             self._set_idle(False)
