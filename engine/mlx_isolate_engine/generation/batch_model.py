@@ -74,6 +74,10 @@ class SparingRotatingKVCache(BatchRotatingKVCache):  # type: ignore[misc]
     padding: Sequence[int] = ()
     settled: Array = None
 
+    def is_padded_right(self) -> bool:
+        """Whether padding on the right will be moved to the left after this pass."""
+        return self._lengths is not None
+
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:
         """See `RotatingKVCache.make_mask`."""
         window = window_size or self.max_size
