@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.free_port import free_port
 
 from mlx_isolate_supervisor.engines.memory import footprint
 
@@ -41,14 +42,6 @@ app = web.Application()
 app.router.add_get("/livez", page)
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
 """
-
-
-def free_port() -> int:
-    """A port that nothing has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_answer(port: int, began: float) -> float:

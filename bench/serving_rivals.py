@@ -7,7 +7,6 @@ so an environment of their own, whose program is named: `vllm-mlx=/path/to/env/b
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
+from tests.free_port import free_port
 
 from mlx_isolate_supervisor.engines.blas import choose_blas
 
@@ -31,14 +31,6 @@ LOOP = 'trap exit TERM; while :; do "$@" & wait $!; done'
 # A GPU compiles kernels for half a minute before a daemon's engine is ready.
 READY_S = 300.0
 STOP_S = 30.0
-
-
-def free_port() -> int:
-    """A port on the loopback address that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def memory_bytes(processes: list[psutil.Process]) -> int:

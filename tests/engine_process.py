@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -149,3 +150,11 @@ class EngineProcess:
         for client in self._clients:
             client.close()
         shutil.rmtree(self.folder)
+
+
+def served(folder: Path, settings: EngineSettings | None = None) -> Iterator[EngineProcess]:
+    """A real engine that serves the model in `folder`, for a fixture to yield from."""
+    with EngineProcess(REAL) as engine:
+        engine.start(str(folder), settings)
+        engine.wait_ready()
+        yield engine

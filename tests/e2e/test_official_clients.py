@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from mlx_isolate_shared.wire import Progress
-from tests.engine_process import REAL, EngineProcess
+from tests.engine_process import EngineProcess, served
 from tests.material.models import SLOW, ModelSpec
 
 TOOL_PARROT = ModelSpec(kind="parrot", context=8192, template="tools")
@@ -24,13 +24,6 @@ WEATHER: dict[str, Any] = {
 }
 CHAT_TOOL: Any = {"type": "function", "function": WEATHER}
 RESPONSE_TOOL: Any = {"type": "function", "strict": False, **WEATHER}
-
-
-def served(folder: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(REAL) as engine:
-        engine.start(str(folder))
-        engine.wait_ready()
-        yield engine
 
 
 @pytest.fixture(scope="module")

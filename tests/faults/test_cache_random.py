@@ -18,22 +18,13 @@ from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.completion.events import Event
 from mlx_isolate_engine.completion.request import CompletionRequest, SamplingRequest
 from tests.integration.generation_rig import Rig, rig, run_async, tokens_request
-from tests.material.models import CACHE_LIST, FULL, HYBRID, RECURRENT, SHARED_KV, SLIDING, ModelSpec
+from tests.material.models import CACHE_KINDS, FULL, QUANTIZABLE, ModelSpec
 
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 STEP = WINDOW = 16
 SEED = 1
 SESSIONS, ACTS = 3, 14
-SPECS = {
-    "full": FULL,
-    "sliding": SLIDING,
-    "recurrent": RECURRENT,
-    "hybrid": HYBRID,
-    "cache_list": CACHE_LIST,
-    "shared_kv": SHARED_KV,
-    "quantized": ModelSpec(kind="full", hidden=128),
-    "draft": FULL,
-}
+SPECS = {**CACHE_KINDS, "quantized": QUANTIZABLE, "draft": FULL}
 QUANTIZED = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 20}
 USUAL = {("sliding", 4), ("quantized", 1)}
 CASES = [

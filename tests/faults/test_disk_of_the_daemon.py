@@ -1,18 +1,12 @@
 """Folders of the daemon that are full, read-only or no folders: it serves on, and says so."""
 
-import socket
 from pathlib import Path
 
 import pytest
 
+from tests.free_port import free_port
 from tests.running_daemon import RunningDaemon, fake_model
 from tests.waiting import wait_for
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.case("22")

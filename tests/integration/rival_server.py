@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 START_DEADLINE_S = 90.0
@@ -45,9 +45,7 @@ class Rival:
 @contextmanager
 def rival_server(folder: Path, home: Path) -> Generator[Rival]:
     """mlx_lm.server for the time of the block; it writes only under `home`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "HOME": str(home)}
     command = [sys.executable, "-m", "mlx_lm.server", "--model", str(folder), "--port", str(port)]
     with (home / "rival.log").open("wb") as log:

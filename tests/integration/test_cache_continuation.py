@@ -14,25 +14,9 @@ from mlx_lm.utils import load_model
 from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
-from tests.material.models import (
-    CACHE_LIST,
-    FULL,
-    HYBRID,
-    RECURRENT,
-    SHARED_KV,
-    SLIDING,
-    ModelSpec,
-)
+from tests.material.models import CACHE_KINDS, QUANTIZABLE, ModelSpec
 
-SPECS = {
-    "full": FULL,
-    "quantized": ModelSpec(kind="full", hidden=128),  # groups of 32 need as wide a head
-    "sliding": SLIDING,
-    "recurrent": RECURRENT,
-    "hybrid": HYBRID,
-    "cache_list": CACHE_LIST,
-    "shared_kv": SHARED_KV,
-}
+SPECS = {**CACHE_KINDS, "quantized": QUANTIZABLE}
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 # Longer than the window of the sliding models, so that it wraps.
 PROMPT = [random.Random(7).randrange(32, 127) for _ in range(40)]

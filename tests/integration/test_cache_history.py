@@ -13,7 +13,7 @@ import pytest
 
 from mlx_isolate_shared.config import EngineSettings
 from tests.engine_process import REAL, EngineProcess
-from tests.material.models import CACHE_LIST, FULL, HYBRID, RECURRENT, SHARED_KV, SLIDING, ModelSpec
+from tests.material.models import CACHE_KINDS, ModelSpec
 from tests.raw_http import RawClient, ask
 
 CHAT = "/v1/chat/completions"
@@ -21,15 +21,9 @@ SEED = 6
 Folder = Callable[[ModelSpec], Path]
 # About 1,500 tokens, which every question shares.
 SYSTEM = " ".join(f"Fact {number}: what is asked for twice is told twice." for number in range(34))
-SPECS = {
-    "full": FULL,
-    "sliding": SLIDING,
-    "recurrent": RECURRENT,
-    "hybrid": HYBRID,
-    "cache_list": CACHE_LIST,
-    "shared_kv": SHARED_KV,
-}
-KINDS = [pytest.param(kind, marks=() if kind == "full" else pytest.mark.slow) for kind in SPECS]
+KINDS = [
+    pytest.param(kind, marks=() if kind == "full" else pytest.mark.slow) for kind in CACHE_KINDS
+]
 
 
 def questions() -> list[str]:
@@ -142,7 +136,7 @@ def test_every_order_and_every_kill_gives_the_answers_of_a_cold_engine(
     kind: str, model_folder: Folder, tmp_path: Path, start: Start
 ) -> None:
     asked = questions()
-    folder = model_folder(SPECS[kind])
+    folder = model_folder(CACHE_KINDS[kind])
     cold = start(folder, None, prompt_cache_size=0)
     expected = {text: cold.ask(text)[0] for text in asked}
     cold.close()
@@ -168,7 +162,7 @@ def test_every_order_and_every_kill_gives_the_answers_of_a_cold_engine(
 def test_what_was_cut_off_does_not_poison_what_comes_after(
     kind: str, model_folder: Folder, tmp_path: Path, start: Start
 ) -> None:
-    folder = model_folder(SPECS[kind])
+    folder = model_folder(CACHE_KINDS[kind])
     text = questions()[0]
     turn = [
         {"role": "user", "content": text},

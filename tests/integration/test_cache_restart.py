@@ -13,35 +13,18 @@ import pytest
 
 from mlx_isolate_shared.config import EngineSettings
 from tests.engine_process import REAL, EngineProcess
-from tests.material.models import (
-    CACHE_LIST,
-    FULL,
-    HYBRID,
-    RECURRENT,
-    SHARED_KV,
-    SLIDING,
-    ModelSpec,
-    build_model,
-)
+from tests.material.models import CACHE_KINDS, FULL, ModelSpec, build_model
 from tests.raw_http import RawClient, RawResponse, ask
 
 CHAT = "/v1/chat/completions"
 Folder = Callable[[ModelSpec], Path]
-SPECS = {
-    "full": FULL,
-    "sliding": SLIDING,
-    "recurrent": RECURRENT,
-    "hybrid": HYBRID,
-    "cache_list": CACHE_LIST,
-    "shared_kv": SHARED_KV,
-}
 # `--decode-concurrency`: 1 is the serial lane, more is the batch.
 LANES = {"one lane": 1, "batched": 4}
 # The usual run takes one model of each way of keeping state; the rest is the slow run.
 USUAL = {("full", "batched"), ("sliding", "batched"), ("recurrent", "one lane")}
 MATRIX = [
     pytest.param(kind, lane, marks=() if (kind, lane) in USUAL else pytest.mark.slow)
-    for kind in SPECS
+    for kind in CACHE_KINDS
     for lane in LANES
 ]
 
@@ -117,7 +100,7 @@ def stats(process: EngineProcess) -> dict[str, Any]:
 def test_an_exact_repeat_comes_back_after_a_kill_and_after_a_stop(
     kind: str, lane: str, model_folder: Folder, tmp_path: Path
 ) -> None:
-    folder, root = model_folder(SPECS[kind]), tmp_path / "cache"
+    folder, root = model_folder(CACHE_KINDS[kind]), tmp_path / "cache"
     rows = {"decode_concurrency": LANES[lane]}
     with engine(folder, root, **rows) as first:
         cold = chat(first, "What is kept?")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlx_isolate_supervisor.exit_codes import CUT_BASE, FAILED, OK
+from tests.free_port import free_port
 from tests.running_daemon import FAKE, ROOT, RunningDaemon, environment, fake_model
 from tests.waiting import wait_for
 
@@ -164,12 +165,6 @@ def test_a_daemon_without_standard_streams_serves(tmp_path: Path) -> None:
         assert daemon.wait_end(DEADLINE_S) == OK
     finally:
         daemon.__exit__(None, None, None)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def is_listening(port: int) -> bool:

@@ -10,19 +10,12 @@ import pytest
 
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK, LIFELINE_EXIT_S, EngineSettings
 from mlx_isolate_shared.wire import Failed, Loading, Prepare, Progress, Ready
-from tests.engine_process import REAL, EngineProcess
+from tests.engine_process import REAL, EngineProcess, served
 from tests.material.models import PARROT, SLOW, ModelSpec
 from tests.raw_http import RawClient, RawResponse, ask
 
 CHAT = "/v1/chat/completions"
 HELLO = {"role": "user", "content": "hello there"}
-
-
-def served(folder: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(REAL) as engine:
-        engine.start(str(folder))
-        engine.wait_ready()
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from mlx_isolate_shared.config import EngineSettings
-from tests.engine_process import REAL, EngineProcess
+from tests.engine_process import EngineProcess, served
 from tests.material.models import SLOW, ModelSpec, build_model
 from tests.raw_http import RawClient, RawResponse, ask
 
@@ -39,13 +39,6 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 7}}\n</tool_cal
 SECOND_CALL = (
     r'<tool_call>{"\u0061rgum\u0065nts":{"city":"Rome"},"n\u0061me":"weather"}</tool_call>'
 )
-
-
-def served(folder: Path, settings: EngineSettings | None = None) -> Iterator[EngineProcess]:
-    with EngineProcess(REAL) as engine:
-        engine.start(str(folder), settings)
-        engine.wait_ready()
-        yield engine
 
 
 @pytest.fixture(scope="module")

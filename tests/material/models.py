@@ -57,6 +57,17 @@ HYBRID = ModelSpec(kind="hybrid", layers=2)
 CACHE_LIST = ModelSpec(kind="cache_list", layers=2)
 SHARED_KV = ModelSpec(kind="shared_kv")
 PARROT = ModelSpec(kind="parrot", context=8192)
+# One model for each kind of prompt cache.
+CACHE_KINDS = {
+    "full": FULL,
+    "sliding": SLIDING,
+    "recurrent": RECURRENT,
+    "hybrid": HYBRID,
+    "cache_list": CACHE_LIST,
+    "shared_kv": SHARED_KV,
+}
+# The width that a quantized cache needs for its groups of 32.
+QUANTIZABLE = ModelSpec(kind="full", hidden=128)
 
 
 def build_model(folder: Path, spec: ModelSpec) -> Path:
