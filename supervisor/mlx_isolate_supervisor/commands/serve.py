@@ -128,9 +128,10 @@ def settings_of(args: argparse.Namespace) -> Resolved:
     # Without any model the demo is served; a file with models is not "without".
     models = () if is_silent and file and file.models else name_models(typed, args.served_names)
     layers = Layers(flags=flags, environment=os.environ, models=models, file=file)
-    resolved = resolve(layers, this_machine())
-    if any(model.model == DEMO for model in resolved.settings.models):
+    file_models = file.models if file else ()
+    if DEMO in [model for _, model in models] + [spec.model for spec in file_models]:
         check_demo()
+    resolved = resolve(layers, this_machine())
     settings = _with_keys(resolved.settings, resolved.api_key_file)
     check_exposure(settings)
     return msgspec.structs.replace(resolved, settings=settings)
