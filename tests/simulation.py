@@ -21,7 +21,8 @@ import msgspec
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.engines.process import EngineProcess, Exit, ProcessListener
+from mlx_isolate_supervisor.engines.child import Exit
+from mlx_isolate_supervisor.engines.process import EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_isolate_supervisor.engines.process import Exit, describe_status
+from mlx_isolate_supervisor.engines.child import Exit, describe_status
 from mlx_isolate_supervisor.slots import causes
 from mlx_isolate_supervisor.slots.lifecycle import Event
 from mlx_isolate_supervisor.slots.restart import Judgement, RestartBudget

@@ -24,7 +24,7 @@ from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import check_socket_path
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
-from mlx_isolate_supervisor.engines import death_watch, memory, orphans, process
+from mlx_isolate_supervisor.engines import child, death_watch, memory, orphans
 from mlx_isolate_supervisor.relay import upstream
 from mlx_isolate_supervisor.relay.sink import unread_bytes
 from mlx_isolate_supervisor.service.managers import Launchd, manager_here
@@ -174,7 +174,7 @@ def test_what_only_linux_has_is_left_alone(tmp_path: Path) -> None:
     assert process_name.name_in_ps("m", 1) is False
     assert loaded_blas(tmp_path / "maps") == "Accelerate"
     assert death_watch._open_handle(os.getpid(), 0) is None  # pyright: ignore[reportPrivateUsage]
-    process._forbid_core_dumps(os.getpid())  # pyright: ignore[reportPrivateUsage]
+    child.forbid_core_dumps(os.getpid())
     assert aside._other_threads() == []  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(CannotRun, match="only Linux"):
         Limit(psutil.Process(), "RLIMIT_AS", 1)

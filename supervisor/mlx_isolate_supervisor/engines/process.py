@@ -1,4 +1,4 @@
-"""One engine process: spawn with its three pipes, output ring, signals, reap; no policy.
+"""One engine process: reports, output ring, signals, reap; no policy.
 
 Everything runs on the event loop of the main thread: the parent-death signal that engines ask for
 fires when the *thread* that spawned them ends.
@@ -6,22 +6,29 @@ fires when the *thread* that spawned them ends.
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import PIPE_LINE_BYTES_MAX
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.child import (
+    EngineName,
+    Exit,
+    Pipes,
+    close_all,
+    describe_status,
+    environment_of,
+    forbid_core_dumps,
+    open_pipes,
+    start_child,
+)
 from mlx_isolate_supervisor.engines.death_watch import DeathWatch
 from mlx_isolate_supervisor.engines.hearing import hear
 from mlx_isolate_supervisor.engines.orphans import (
@@ -45,22 +52,6 @@ OUTPUT_LINE_BYTES_MAX = 4096
 _EXIT_POLLS_S = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.05, 0.1, 0.2)
 # How often it is asked for without any hint (a helper process may hold the pipes open).
 _EXIT_POLL_IDLE_S = 0.5
-# What an engine has no use for and must not show in its environment.
-_SECRET_VARIABLES = ("MLX_ISOLATE_API_KEY",)
-
-
-class EngineName(msgspec.Struct, frozen=True):
-    """What an engine is called in `ps`, the log and its record."""
-
-    id: str
-    incarnation: int
-
-
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended: by an exit code or by a signal's name."""
-
-    code: int | None
-    signal: str | None
 
 
 class ProcessListener(Protocol):
@@ -83,84 +74,6 @@ class ProcessListener(Protocol):
         ...
 
 
-def describe_status(returncode: int) -> Exit:
-    """`subprocess`'s return code as an Exit."""
-    if returncode >= 0:
-        return Exit(code=returncode, signal=None)
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
-    return Exit(code=None, signal=name)
-
-
-class _Pipes(msgspec.Struct, frozen=True):
-    """Both ends of everything between supervisor and engine: (read, write) each."""
-
-    spec: tuple[int, int]
-    report: tuple[int, int]
-    lifeline: tuple[int, int]
-    output: tuple[int, int]
-
-    @property
-    def ours(self) -> tuple[int, ...]:
-        return (self.spec[1], self.report[0], self.lifeline[1], self.output[0])
-
-    @property
-    def theirs(self) -> tuple[int, ...]:
-        return (self.spec[0], self.report[1], self.lifeline[0], self.output[1])
-
-
-def _open_pipes() -> _Pipes:
-    opened: list[tuple[int, int]] = []
-    try:
-        for _ in range(4):
-            opened.append(os.pipe())
-    except OSError:
-        for pair in opened:
-            _close(*pair)
-        raise
-    return _Pipes(*opened)
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def environment_of(command: EngineCommand, spec: ModelSpec | None) -> dict[str, str]:
-    """The whole environment of an engine of `spec`, or (None) of one without a model yet."""
-    environment = {**os.environ, **command.env, **(spec.env if spec is not None else {})}
-    for name in _SECRET_VARIABLES:
-        environment.pop(name, None)
-    # Stacks of a crash or of the watchdog's SIGABRT belong in the log, output not in a buffer.
-    environment |= {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
-    return environment
-
-
-def _popen(
-    command: EngineCommand, environment: dict[str, str], name: EngineName, pipes: _Pipes
-) -> subprocess.Popen[bytes]:
-    argv = [*command.argv, "--id", name.id, "--incarnation", str(name.incarnation)]
-    argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
-    argv += ["--lifeline-fd", str(pipes.lifeline[0]), "--nice", str(command.nice)]
-    try:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=pipes.output[1],
-            stderr=pipes.output[1],
-            env=environment,
-            pass_fds=(pipes.spec[0], pipes.report[1], pipes.lifeline[0]),
-            # So that Ctrl-C reaches only the supervisor. Not a session of its own: Linux shares the
-            # CPU out by session first (autogroup), and niceness counts only within one.
-            process_group=0,
-        )
-    except ValueError as error:
-        # An argument or variable that no system takes, such as one with a NUL.
-        raise OSError(errno.EINVAL, str(error)) from error
-
-
 def _supersedes(later: wire.Report, earlier: wire.Report) -> bool:
     """Whether nothing is lost when only the later of two report lines is heard."""
     match later, earlier:
@@ -170,16 +83,6 @@ def _supersedes(later: wire.Report, earlier: wire.Report) -> bool:
             return True
         case _:
             return False
-
-
-def _forbid_core_dumps(pid: int) -> None:
-    if sys.platform == "linux":
-        import resource
-
-        # A hung engine is ended by SIGABRT; a core dump of its weights would take minutes.
-        with contextlib.suppress(OSError):
-            _, hard = resource.prlimit(pid, resource.RLIMIT_CORE)
-            resource.prlimit(pid, resource.RLIMIT_CORE, (0, hard))
 
 
 class EngineProcess:
@@ -196,7 +99,7 @@ class EngineProcess:
     def __init__(
         self,
         popen: subprocess.Popen[bytes],
-        pipes: _Pipes,
+        pipes: Pipes,
         name: EngineName,
         socket_path: Path,
         listener: ProcessListener,
@@ -255,16 +158,16 @@ class EngineProcess:
         """
         # All that can fail comes before there is a child, or with it: none is left to nobody.
         socket_path = run_directory.new_socket_path()
-        pipes = _open_pipes()
+        pipes = open_pipes()
         try:
-            popen = _popen(command, environment, name, pipes)
+            popen = start_child(command, environment, name, pipes)
         except BaseException:
-            _close(*pipes.ours)
+            close_all(*pipes.ours)
             raise
         finally:
-            _close(*pipes.theirs)
+            close_all(*pipes.theirs)
         process = cls(popen, pipes, name, socket_path, listener, output)
-        _forbid_core_dumps(popen.pid)
+        forbid_core_dumps(popen.pid)
         process._record()
         return process
 

@@ -18,13 +18,8 @@ from mlx_isolate_shared import wire
 from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines import memory
-from mlx_isolate_supervisor.engines.process import (
-    EngineName,
-    EngineProcess,
-    Exit,
-    ProcessListener,
-    environment_of,
-)
+from mlx_isolate_supervisor.engines.child import EngineName, Exit, environment_of
+from mlx_isolate_supervisor.engines.process import EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.engines.standby_plan import (
     Demand,

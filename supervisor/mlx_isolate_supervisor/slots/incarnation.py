@@ -7,8 +7,9 @@ import stat
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.errors import EngineError
 from mlx_isolate_shared.footprint import MemoryKind
+from mlx_isolate_supervisor.engines.child import Exit
 from mlx_isolate_supervisor.engines.memory import footprint
-from mlx_isolate_supervisor.engines.process import EngineProcess, Exit
+from mlx_isolate_supervisor.engines.process import EngineProcess
 from mlx_isolate_supervisor.models.devices import device_of
 from mlx_isolate_supervisor.slots import causes, watchdog
 from mlx_isolate_supervisor.slots.admission import SlotLease

@@ -17,7 +17,8 @@ from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import EXIT_CANNOT_WORK
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.engines.process import EngineProcess, Exit
+from mlx_isolate_supervisor.engines.child import Exit
+from mlx_isolate_supervisor.engines.process import EngineProcess
 from mlx_isolate_supervisor.models.footprints import footprint_key
 from mlx_isolate_supervisor.models.model_files import Fingerprint, model_fingerprint
 from mlx_isolate_supervisor.models.residency import RETURN_BYTES_MIN
