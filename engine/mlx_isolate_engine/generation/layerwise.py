@@ -17,9 +17,9 @@ from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache
 
 from mlx_isolate_engine.cache.kinds import leaves
 
-# Layers are evaluated together up to so many bytes, since each evaluation waits for a GPU; a batch
-# of no more is left to the next pass, as mlx-lm does.
-TOGETHER = 64 << 20
+# Layers are evaluated together up to so many bytes, more where each evaluation waits for a GPU; a
+# batch of no more is left to the next pass, as mlx-lm does.
+TOGETHER = (16 if mx.default_device() == mx.Device(mx.cpu) else 64) << 20
 # What a batch needs beside itself: of one group the old arrays, and what is between old and new.
 # (Of layers that are larger than a group it is two layers.)
 BESIDE_BYTES = 2 * TOGETHER
