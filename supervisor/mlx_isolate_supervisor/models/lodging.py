@@ -12,7 +12,7 @@ from functools import partial
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.models.devices import gpu_of
 from mlx_isolate_supervisor.models.idle import idle_limit_s
-from mlx_isolate_supervisor.models.residency import Tenancy
+from mlx_isolate_supervisor.models.tenant import Tenancy
 from mlx_isolate_supervisor.settings.quantities import show_seconds
 from mlx_isolate_supervisor.slots.admission import WaitingLine
 from mlx_isolate_supervisor.slots.lifecycle import State

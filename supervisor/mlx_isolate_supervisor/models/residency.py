@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -17,6 +16,7 @@ from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.engines import memory
 from mlx_isolate_supervisor.models.eviction import Need, Plan, Resident, Rules, Wish, decide
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.tenant import Spares, Tenant
 from mlx_isolate_supervisor.slots import causes
 from mlx_isolate_supervisor.telemetry.logs import log_event
 
@@ -30,75 +30,6 @@ RETURN_BYTES_MIN = 1_000_000_000
 RETURN_SHARE = 0.8
 RETURN_LIMIT_S = 15.0
 NOTHING = Need(bytes=0)
-
-
-class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot says of itself when asked; see `eviction.Resident`.
-
-    Attributes:
-        has_waiting: requests wait for it.
-        measured_bytes: what its processes hold now, 0 where not known yet.
-        gpu, measured_gpu_bytes: the same of a GPU's own memory; see `eviction.Need`.
-        engines: its engine (or the respawn of it), its successor, and those that still drain.
-    """
-
-    measured_bytes: int
-    gpu: str = ""
-    measured_gpu_bytes: int = 0
-    is_idle: bool
-    has_waiting: bool
-    is_leaving: bool
-    is_pinned: bool
-    is_lasting: bool
-    engines: int
-    used_s: float
-    turn_s: float
-
-
-class Tenant(Protocol):
-    """A slot, as the residency sees it."""
-
-    @property
-    def model_id(self) -> str:
-        """The id that clients use."""
-        ...
-
-    def tenancy(self) -> Tenancy:
-        """Facts, from memory."""
-        ...
-
-    def take_room(self) -> None:
-        """What was asked for is granted."""
-        ...
-
-    def miss_room(self, make_error: Callable[[], CapacityError] | None) -> None:
-        """It is refused, or (None) dropped, since nobody waits for it."""
-        ...
-
-    def make_room(self, reason: str) -> None:
-        """Leave, if still idle."""
-        ...
-
-    def step_aside(self, reason: str) -> None:
-        """Leave, since the model that replaces this one is ready."""
-        ...
-
-    def look_again(self) -> None:
-        """Nobody is held back any more."""
-        ...
-
-
-class Spares(Protocol):
-    """The spare engines, as far as they are in the way."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What all of them hold."""
-        ...
-
-    def shed(self) -> None:
-        """End all of them."""
-        ...
 
 
 class Residence:
