@@ -3,7 +3,14 @@
 import pytest
 
 from mlx_isolate_supervisor.slots import lifecycle
-from mlx_isolate_supervisor.slots.lifecycle import TRANSITIONS, Action, Event, State, step
+from mlx_isolate_supervisor.slots.lifecycle import (
+    TRANSITIONS,
+    Action,
+    Event,
+    State,
+    Transition,
+    step,
+)
 
 # States in which an engine process exists.
 LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
@@ -88,3 +95,114 @@ def test_entering_failed_refuses_those_who_wait() -> None:
 
 def test_a_failed_model_is_not_woken_by_a_request() -> None:
     assert step(State.FAILED, Event.WANT_UP) is None
+
+
+def moves() -> list[tuple[State, Event, Transition]]:
+    """Every cell that is not empty."""
+    cells = [(state, event, step(state, event)) for state in State for event in Event]
+    return [(state, event, cell) for state, event, cell in cells if cell is not None]
+
+
+# What has to happen on the way into a state from another one.
+ON_ENTERING: dict[State, set[Action]] = {
+    State.STARTING: {Action.SPAWN, Action.PROMOTE},
+    State.DRAINING: {Action.DRAIN},
+    State.STOPPING: {Action.TERMINATE, Action.ABORT},
+    State.BACKOFF: {Action.SCHEDULE_TRY},
+}
+
+
+@pytest.mark.parametrize("entered", sorted(ON_ENTERING))
+def test_a_state_is_entered_by_the_one_act_that_it_stands_for(entered: State) -> None:
+    found = [(s, e, c) for s, e, c in moves() if c.state is entered is not s]
+    assert found
+    for state, event, cell in found:
+        assert len(ON_ENTERING[entered] & set(cell.actions)) == 1, (state, event)
+
+
+def test_a_faulty_engine_is_aborted_and_any_other_is_told_to_end() -> None:
+    faults = {Event.HUNG, Event.START_FAILED, Event.START_TIMEOUT}
+    for state, event, cell in moves():
+        if cell.state is State.STOPPING is not state:
+            assert (Action.ABORT in cell.actions) is (event in faults), (state, event)
+
+
+def test_a_timer_of_a_try_is_set_where_one_is_due_and_gone_with_the_state() -> None:
+    for state, event, cell in moves():
+        is_due = cell.state is State.BACKOFF or event is Event.CIRCUIT_OPENED
+        assert (Action.SCHEDULE_TRY in cell.actions) is is_due, (state, event)
+        is_dropped = state in (State.BACKOFF, State.FAILED) and event is not Event.BACKOFF_ELAPSED
+        assert (Action.CANCEL_TRY in cell.actions) is is_dropped, (state, event)
+
+
+@pytest.mark.parametrize("event", [Event.RESET, Event.SPEC_CHANGED, Event.REPLACE])
+@pytest.mark.parametrize("state", list(State))
+def test_a_command_or_another_configuration_forgets_the_past_in_every_state(
+    state: State, event: Event
+) -> None:
+    cell = step(state, event)
+    assert cell is not None and Action.FORGET_CRASHES in cell.actions
+    if state in (State.BACKOFF, State.FAILED):
+        assert cell.state is State.STARTING
+
+
+def test_what_a_ready_engine_does_for_its_successor() -> None:
+    assert step(State.READY, Event.REPLACE) == Transition(
+        State.READY, (Action.FORGET_CRASHES, Action.SPAWN_SUCCESSOR)
+    )
+    assert step(State.READY, Event.SUCCESSOR_READY) == Transition(State.READY, (Action.SWITCH,))
+    for state in (State.READY, State.STOPPING):
+        assert step(state, Event.SUCCEEDED) == Transition(State.STARTING, (Action.PROMOTE,))
+        cell = step(state, Event.WANT_DOWN)
+        assert cell is not None and Action.END_SUCCESSOR in cell.actions
+
+
+def test_the_window_before_a_kill_has_an_end_and_a_shutdown_shortens_it() -> None:
+    assert step(State.STOPPING, Event.STOP_TIMEOUT) == Transition(State.STOPPING, (Action.KILL,))
+    cell = step(State.STOPPING, Event.WANT_DOWN)
+    assert cell is not None and Action.LIMIT_STOP in cell.actions
+    again = step(State.DRAINING, Event.WANT_DOWN)
+    assert again == Transition(State.DRAINING, (Action.DRAIN,))
+
+
+# Every way from one state to another; what is not here leads nowhere else.
+WAYS: dict[State, dict[Event, State]] = {
+    State.STOPPED: {Event.WANT_UP: State.STARTING},
+    State.STARTING: {
+        Event.READY: State.READY,
+        Event.WANT_DOWN: State.STOPPING,
+        Event.START_FAILED: State.STOPPING,
+        Event.START_TIMEOUT: State.STOPPING,
+        Event.SPEC_CHANGED: State.STOPPING,
+        Event.REPLACE: State.STOPPING,
+    },
+    State.READY: {
+        Event.WANT_DOWN: State.DRAINING,
+        Event.SPEC_CHANGED: State.DRAINING,
+        Event.HUNG: State.STOPPING,
+        Event.SUCCEEDED: State.STARTING,
+    },
+    State.DRAINING: {Event.DRAINED: State.STOPPING, Event.HUNG: State.STOPPING},
+    State.STOPPING: {Event.SUCCEEDED: State.STARTING},
+    State.BACKOFF: {Event.BACKOFF_ELAPSED: State.STARTING, Event.WANT_DOWN: State.STOPPED},
+    State.FAILED: {Event.BACKOFF_ELAPSED: State.STARTING, Event.WANT_DOWN: State.STOPPED},
+}
+ENDS = {
+    Event.EXITED: State.STOPPED,
+    Event.LOST: State.BACKOFF,
+    Event.CIRCUIT_OPENED: State.FAILED,
+    Event.CANNOT_WORK: State.FAILED,
+}
+NEW_TRY = dict.fromkeys((Event.RESET, Event.SPEC_CHANGED, Event.REPLACE), State.STARTING)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_there_is_no_other_way_from_state_to_state(state: State) -> None:
+    expected = WAYS[state] | (ENDS if state in LIVE else {})
+    if state in (State.BACKOFF, State.FAILED):
+        expected |= NEW_TRY
+    assert {e: c.state for s, e, c in moves() if s is state is not c.state} == expected
+
+
+def test_the_loss_of_a_successor_is_told_though_nothing_changes() -> None:
+    assert step(State.READY, Event.SUCCESSOR_LOST) == Transition(State.READY)
