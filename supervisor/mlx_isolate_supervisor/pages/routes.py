@@ -13,6 +13,7 @@ from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.pages import models_page
 from mlx_isolate_supervisor.pages.asked import asked_model, whole_number
+from mlx_isolate_supervisor.pages.log_followers import LogFollowers
 from mlx_isolate_supervisor.pages.openapi_page import OpenApiPage
 from mlx_isolate_supervisor.telemetry.logs import BOOK_LINES_MAX, LogBook
 from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
@@ -70,6 +71,7 @@ class Routes:
 
     def __init__(self, daemon: DaemonView) -> None:
         self._daemon = daemon
+        self._followers = LogFollowers(daemon.book)
 
     def add_to(self, app: web.Application) -> None:
         """Mount every endpoint."""
@@ -152,18 +154,7 @@ class Routes:
         model = request.match_info.get("model")
         if model is not None:
             model = self._find(model).id
-        count = _line_count(request)
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/plain; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-            }
-        )
-        await response.prepare(request)
-        async for lines in self._daemon.book.follow(count, model):
-            await response.write("".join(line + "\n" for line in lines).encode())
-        return response
+        return await self._followers.serve(request, _line_count(request), model)
 
     async def load(self, request: web.Request) -> web.Response:
         """Load a model; answers when it is ready."""

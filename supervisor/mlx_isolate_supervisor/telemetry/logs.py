@@ -9,8 +9,10 @@ import json
 import logging
 import sys
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -27,6 +29,8 @@ from mlx_isolate_supervisor.telemetry.outlet import Outlet
 BOOK_LINES_MAX = 2000
 # Characters of a line that are kept, for the same reason.
 LINE_CHARACTERS_MAX = 4096
+# Characters handed to a follower at once; bounds what lies in its transport.
+GROUP_CHARACTERS_MAX = 32 * 1024
 # Bytes of lines that wait for a disk; what a stuck one does not take is dropped.
 FILE_WAITING_BYTES_MAX = 4 << 20
 
@@ -182,22 +186,18 @@ class LogBook(logging.Handler):
         page = list(self._page(model))
         return [entry.text for entry in page[max(0, len(page) - count) :]]
 
-    async def follow(self, count: int, model: str | None = None) -> AsyncIterator[list[str]]:
+    async def follow(self, count: int, model: str | None = None) -> AsyncGenerator[list[str], None]:
         """Yield the last `count` lines, then new ones as they come, in groups.
 
         A reader that falls behind by more than the book holds misses lines and is told so.
         """
         self._loop = asyncio.get_running_loop()
-        seen = 0
-        page = list(self._page(model))
-        if page:
-            seen = page[-1].number
-            yield [entry.text for entry in page[max(0, len(page) - count) :]]
+        seen = self._start(count, model)
         while not self._is_ended:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.add(waiter)
             try:
-                fresh = [entry for entry in self._page(model) if entry.number > seen]
+                fresh = self._after(seen, model)
                 if not fresh:
                     await waiter
                     continue
@@ -207,6 +207,26 @@ class LogBook(logging.Handler):
             seen = fresh[-1].number
             yield [*(["(lines lost: this reader is too slow)"] if lost else []),
                    *(entry.text for entry in fresh)]  # fmt: skip
+
+    def _start(self, count: int, model: str | None) -> int:
+        """Number of the line that comes before the last `count`."""
+        # Copied at once, here and below: another thread may be adding a line.
+        page = list(self._page(model))
+        if count <= 0:
+            return page[-1].number if page else 0
+        return page[-min(count, len(page))].number - 1 if page else 0
+
+    def _after(self, seen: int, model: str | None) -> list[Entry]:
+        """The first lines with a higher number, up to GROUP_CHARACTERS_MAX."""
+        page = list(self._page(model))
+        found: list[Entry] = []
+        size = 0
+        for entry in islice(page, bisect_right(page, seen, key=lambda each: each.number), None):
+            if size >= GROUP_CHARACTERS_MAX:
+                break
+            found.append(entry)
+            size += len(entry.text)
+        return found
 
 
 class ConsoleHandler(logging.StreamHandler[TextIO]):
