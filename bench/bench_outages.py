@@ -23,7 +23,6 @@ when the kill came (both lose them; ours says so).
 import argparse
 import asyncio
 import dataclasses
-import itertools
 import json
 import os
 import sys
@@ -43,9 +42,10 @@ from bench.serving_load import prompt, turn
 from bench.serving_rivals import MLX_LM, Rival, memory_bytes, ours, theirs
 
 SERVING_S = 60.0
-# A process is idle from the last moment before this long without work.
+# A process is idle from the last moment before this long without work, seen by looks this often;
+# one look that finds it at work may be a glance at a clock.
 QUIET_S = 0.4
-QUIET_SHARE = 0.25
+QUIET_LOOKS = 1
 LOOK_S = 0.02
 # Time without requests before a kill, in which a cache may be written.
 SETTLE_S = 3.0
@@ -101,6 +101,7 @@ class Side:
     def leave(self, number: int) -> None:
         """A client leaves in each of three ways."""
         size = self._size
+        # What a leg leaves running, the next one waits for: each ends with a process at rest.
         ways = {
             "idle after a stream is left, s": (24, True, 5),
             "idle after a long prompt is left, s": (3 * size.long_words, True, 0),
@@ -155,39 +156,35 @@ class Side:
 
 def idle_since(process: psutil.Process) -> float:
     """When a process last worked, on the clock of `perf_counter`; waits until it rests."""
-    seen = [(time.perf_counter(), processor_s(process))]
-    end = seen[0][0] + SERVING_S
-    while seen[-1][0] < end:
+    began = now = time.perf_counter()
+    worked: list[float] = []
+    while now - began < SERVING_S:
+        now = time.perf_counter()
+        if works(process):
+            worked.append(now)
+        recent = [moment for moment in worked if moment > now - QUIET_S]
+        if now - began >= QUIET_S and len(recent) <= QUIET_LOOKS:
+            return max((moment for moment in worked if moment not in recent), default=began)
         time.sleep(LOOK_S)
-        seen.append((time.perf_counter(), processor_s(process)))
-        before = [one for one in seen if one[0] <= seen[-1][0] - QUIET_S]
-        if before:
-            (began, then), (now, total) = before[-1], seen[-1]
-            if total - then < QUIET_SHARE * (now - began) / 2:
-                return _last_work(seen)
     raise RuntimeError("it does not come to rest")
 
 
-def _last_work(seen: list[tuple[float, float]]) -> float:
-    for (began, before), (ended, after) in reversed(list(itertools.pairwise(seen))):
-        if after - before > QUIET_SHARE * (ended - began):
-            return ended
-    return seen[0][0]
+def works(process: psutil.Process) -> bool:
+    """Whether any of its threads runs or would if a processor were free.
 
-
-def processor_s(process: psutil.Process) -> float:
-    """Processor time of all its threads; on Linux to the nanosecond, elsewhere to a tick."""
+    Not processor time: on a busy machine a process that works may get none for a while.
+    """
     tasks = Path(f"/proc/{process.pid}/task")
     if not tasks.exists():
-        spent = process.cpu_times()
-        return spent.user + spent.system
-    total = 0
+        return bool(process.status() == psutil.STATUS_RUNNING)
     for task in os.listdir(tasks):
         try:
-            total += int((tasks / task / "schedstat").read_text().split()[0])
+            state = (tasks / task / "stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             continue  # a thread that has just ended
-    return total / 1e9
+        if state == "R":
+            return True
+    return False
 
 
 Start = Callable[[], Rival]
