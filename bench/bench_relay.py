@@ -118,6 +118,7 @@ async def measure_streams(rival: Rival, sizes: Sizes, streams: int, into: Readin
     asked = asyncio.gather(*(reader.ask(body, STREAM_END) for reader in readers))
     # Neither the requests' own cost nor their ends belong to an event.
     await asyncio.gather(*(reader.wait_events(events // 10) for reader in readers))
+    assert all(reader.events < events for reader in readers), "they did not run side by side"
     began, spent = time.perf_counter(), rival.cpu_s()
     passed = sum(reader.events for reader in readers)
     await asyncio.gather(*(reader.wait_events(events - 3) for reader in readers))

@@ -15,6 +15,8 @@ import psutil
 from tests.waiting import wait_for
 
 START_DEADLINE_S = 60.0
+# Streams that a rival passes at once.
+STREAMS_MAX = 64
 
 NGINX_CONFIG = """
 daemon off;
@@ -149,6 +151,8 @@ def start_daemon(folder: Path) -> Child:
     (model / "config.json").write_text("{}")
     port = free_port()
     flags = ["--port", str(port), "--run-dir", str(folder / "run")]
+    # By itself it hands an engine no more than this many requests at once.
+    flags += ["--decode-concurrency", str(STREAMS_MAX)]
     command = [sys.executable, "-m", "bench.relay_daemon", "serve", str(model), *flags]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MLX_ISOLATE_", "XDG_"))}
     return Child(command, port, env | {"HOME": str(folder)})
