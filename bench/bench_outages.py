@@ -42,6 +42,8 @@ from bench.serving_load import prompt, turn
 from bench.serving_rivals import MLX_LM, Rival, memory_bytes, ours, theirs
 
 SERVING_S = 60.0
+# Longest time in which what was left is worked off.
+IDLE_S = 600.0
 # A process is idle from the last moment before this long without work, seen by looks this often;
 # one look that finds it at work may be a glance at a clock.
 QUIET_S = 0.4
@@ -158,7 +160,7 @@ def idle_since(process: psutil.Process) -> float:
     """When a process last worked, on the clock of `perf_counter`; waits until it rests."""
     began = now = time.perf_counter()
     worked: list[float] = []
-    while now - began < SERVING_S:
+    while now - began < IDLE_S:
         now = time.perf_counter()
         if works(process):
             worked.append(now)
@@ -246,11 +248,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--rival", default=MLX_LM, help="NAME or NAME=PROGRAM")
-    parser.add_argument("--rounds", type=int, help="turns of each rival")
+    for field in dataclasses.fields(Size):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=int, help="another of this than the size has")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
-    size = SMALL if options.small else REAL
-    size = dataclasses.replace(size, rounds=options.rounds or size.rounds)
+    asked = {name: value for name, value in vars(options).items() if name in Size.__annotations__}
+    size = dataclasses.replace(
+        SMALL if options.small else REAL, **{k: v for k, v in asked.items() if v is not None}
+    )
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=32768)
         pairs = run(build_model(Path(folder) / "random", spec), size, options.rival)
