@@ -22,6 +22,9 @@ from mlx_isolate_engine.completion.service import ModelCompletionService
 TEXT_CHARACTERS_MAX = 16_384
 # Characters of one line, escapes included; a line that is longer would be cut on its way.
 LINE_CHARACTERS_MAX = 3_000
+# Groups of completions whose choices are numbered at a time: those of requests that are prepared
+# right now. One that is forgotten too early has its prompt logged again, and begins at 0.
+GROUPS_MAX = 64
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +38,17 @@ class TextLog:
 
     def __init__(self, inner: ModelCompletionService) -> None:
         self._inner = inner
+        self._choices: dict[str, int] = {}
 
     async def prepare(self, request: CompletionRequest) -> PreparedCompletion:
         """See `CompletionService.prepare`."""
         prepared = await self._inner.prepare(request)
-        prompt: dict[str, Any] = msgspec.to_builtins(request.prompt)
-        _log_text("prompt", request.request_id, json.dumps(prompt, ensure_ascii=False))
-        return _Logged(prepared, request.request_id)
+        about, choice = f"request={request.request_id}", self._number(request.group)
+        if not choice:
+            # Once for all choices: with a hundred of them it would be all that the log holds.
+            prompt: dict[str, Any] = msgspec.to_builtins(request.prompt)
+            _log_text("prompt", about, json.dumps(prompt, ensure_ascii=False))
+        return _Logged(prepared, about if choice is None else f"{about} choice={choice}")
 
     async def count_tokens(self, request: CompletionRequest) -> int:
         """See `CompletionService.count_tokens`."""
@@ -51,13 +58,23 @@ class TextLog:
         """Close the inner one."""
         await self._inner.close()
 
+    def _number(self, group: str | None) -> int | None:
+        """Which of its group's choices this is, counted from 0; None without a group."""
+        if group is None:
+            return None
+        number = self._choices.pop(group, 0)
+        self._choices[group] = number + 1
+        if len(self._choices) > GROUPS_MAX:
+            del self._choices[next(iter(self._choices))]
+        return number
+
 
 class _Logged:
-    """Implements `PreparedCompletion` around another."""
+    """Implements `PreparedCompletion` around another; `about` says which one it is."""
 
-    def __init__(self, inner: PreparedCompletion, request_id: str) -> None:
+    def __init__(self, inner: PreparedCompletion, about: str) -> None:
         self._inner = inner
-        self._request_id = request_id
+        self._about = about
         self._texts: dict[str, _Text] = {}
 
     @property
@@ -74,7 +91,7 @@ class _Logged:
         finally:
             # Also of an answer that was cut off: that is the one somebody looks for.
             for kind, text in self._texts.items():
-                _log_text(kind, self._request_id, text.whole(), text.characters)
+                _log_text(kind, self._about, text.whole(), text.characters)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -86,7 +103,11 @@ class _Logged:
             case ReasoningDelta():
                 self._text("reasoning").add(event.text)
             case ToolCallDelta():
-                self._text("tool_call").add(f"{event.name or ''}{event.arguments}")
+                text = self._text("tool_call")
+                if event.name is not None:
+                    # Each call on a line of its own, its name first.
+                    text.add(("\n" if text.characters else "") + event.name + " ")
+                text.add(event.arguments)
             case _:
                 pass
 
@@ -110,19 +131,20 @@ class _Text:
         return "".join(self._parts)
 
 
-def _log_text(kind: str, request_id: str, text: str, characters: int | None = None) -> None:
+def _log_text(kind: str, about: str, text: str, characters: int | None = None) -> None:
     """Log a text as JSON strings, a line at a time.
 
     Args:
         kind: prompt, answer, reasoning or tool_call.
+        about: which completion's it is.
         text: at least its first TEXT_CHARACTERS_MAX characters.
         characters: of the whole text; None = all of it is here.
     """
     left = (len(text) if characters is None else characters) - TEXT_CHARACTERS_MAX
     for line in split_lines(text[:TEXT_CHARACTERS_MAX], LINE_CHARACTERS_MAX):
-        log.info("text.%s request=%s %s", kind, request_id, line)
+        log.info("text.%s %s %s", kind, about, line)
     if left > 0:
-        log.info("text.%s request=%s characters_left_out=%d", kind, request_id, left)
+        log.info("text.%s %s characters_left_out=%d", kind, about, left)
 
 
 def split_lines(text: str, characters_max: int) -> list[str]:
@@ -133,10 +155,19 @@ def split_lines(text: str, characters_max: int) -> list[str]:
     lines: list[str] = []
     line, size = "", 2
     for character in text:
-        written = len(json.dumps(character)) - 2
+        written = _written(character)
         if size + written > characters_max:
             lines.append(json.dumps(line))
             line, size = "", 2
         line += character
         size += written
     return [*lines, json.dumps(line)]
+
+
+def _written(character: str) -> int:
+    """Characters that it takes in a JSON string of ASCII."""
+    if " " <= character <= "~":
+        return 2 if character in '"\\' else 1
+    if character in "\n\r\t\b\f":
+        return 2
+    return 12 if character > "\uffff" else 6
