@@ -117,9 +117,10 @@ def test_each_request_is_one_line_with_its_id_and_without_its_text(daemon: Runni
     assert not [line for line in lines if "canary" in line]
 
 
-def test_a_log_stream_goes_on_with_new_lines(daemon: RunningDaemon) -> None:
+@pytest.mark.parametrize("path", ["/logs/stream/first?lines=0", "/logs/stream?lines=0&model=first"])
+def test_a_log_stream_goes_on_with_new_lines(daemon: RunningDaemon, path: str) -> None:
     client = daemon.open_socket()
-    client.sendall(b"GET /logs/stream/first?lines=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert b"text/plain" in read_until(client, b"\r\n\r\n")
     assert daemon.ask("POST", "/models/unload", {"model": "first"}).status == 200
     read_until(client, b"model=first")

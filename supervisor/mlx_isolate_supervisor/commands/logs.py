@@ -1,7 +1,7 @@
 """`mlx-isolate logs`: what a running daemon or one of its engines logged."""
 
 import argparse
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
@@ -29,13 +29,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the lines."""
     daemon = daemon_of(args)
     query = {"lines": str(args.lines)}
-    if args.follow:
-        place = f"/logs/stream/{quote(args.model)}" if args.model else "/logs/stream"
-        for line in daemon.lines(f"{place}?{urlencode(query)}"):
-            print(harmless(line), flush=True)
-        return exit_codes.OK
     if args.model:
         query["model"] = args.model
+    if args.follow:
+        for line in daemon.lines(f"/logs/stream?{urlencode(query)}"):
+            print(harmless(line), flush=True)
+        return exit_codes.OK
     for line in daemon.get(f"/logs?{urlencode(query)}").decode("utf-8", "replace").splitlines():
         print(harmless(line))
     return exit_codes.OK

@@ -151,7 +151,7 @@ class Routes:
 
     async def log_stream(self, request: web.Request) -> web.StreamResponse:
         """The last lines and then every new one, until the caller leaves."""
-        model = request.match_info.get("model")
+        model = request.match_info.get("model", request.query.get("model"))
         if model is not None:
             model = self._find(model).id
         return await self._followers.serve(request, _line_count(request), model)

@@ -41,14 +41,15 @@ export function setAttribute(element, name, value) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Make a <select> offer `values` besides its first option, keeping the choice. */
+/** Make a <select> offer `values` besides its first option; whether the choice is another now. */
 export function offer(select, values) {
   const have = [...select.options].slice(1).map((option) => option.value);
-  if (have.length === values.length && have.every((value, i) => value === values[i])) return;
+  if (have.length === values.length && have.every((value, i) => value === values[i])) return false;
   const chosen = select.value;
   select.replaceChildren(
     select.options[0],
     ...values.map((value) => h("option", { value, text: value })),
   );
   select.value = values.includes(chosen) ? chosen : "";
+  return select.value !== chosen;
 }

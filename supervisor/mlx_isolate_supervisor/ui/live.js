@@ -189,8 +189,11 @@ export class Live extends EventTarget {
       this.statusAt = Date.now();
       this.skew = status.supervisor.time - this.statusAt / 1000;
       this.dispatchEvent(new CustomEvent("status", { detail: status }));
-    } catch {
-      // The event stream notices by itself; what is shown stays, marked with its age.
+    } catch (error) {
+      // The event stream notices by itself; what is shown stays, marked with its age. But for a key
+      // that is right no longer: the stream was opened while it was, and would go on, and with it
+      // the questions. Without it one is asked, and then waited for.
+      if (error.status === 401) this.abort?.abort();
     } finally {
       this.refreshing = false;
       if (this.again) {

@@ -35,12 +35,11 @@ export class Logs {
     this.form.elements.follow.addEventListener("change", () => this.scroll());
     this.place.addEventListener("scroll", () => this.scrolled());
     window.addEventListener("pagehide", () => this.abort?.abort());
-    live.addEventListener("status", ({ detail }) =>
-      offer(
-        this.form.elements.model,
-        detail.models.map((m) => m.id),
-      ),
-    );
+    live.addEventListener("status", ({ detail }) => {
+      const names = detail.models.map((m) => m.id);
+      // The model that was looked at may have been removed.
+      if (offer(this.form.elements.model, names) && this.isOpen) this.restart();
+    });
     live.addEventListener("connection", ({ detail }) => this.connectionChanged(detail.state));
   }
 
@@ -68,8 +67,9 @@ export class Logs {
     for (let failures = 0; !signal.aborted; failures += 1) {
       try {
         const model = this.form.elements.model.value;
-        const path = model ? `logs/stream/${model.split("/").map(encodeURIComponent).join("/")}` : "logs/stream";
-        const response = await ask(`${path}?lines=${LINES_MAX}`, { signal });
+        // Not in the path, where a browser would take a name with dots for a way up.
+        const only = model ? `&model=${encodeURIComponent(model)}` : "";
+        const response = await ask(`logs/stream?lines=${LINES_MAX}${only}`, { signal });
         this.clear();
         failures = 0;
         for await (const piece of pieces(response)) {

@@ -104,7 +104,10 @@ export class Requests {
     setText(byId("requests-count"), plural(requests.length, "request"));
     const rows = new Map();
     for (const r of requests) {
-      const row = this.rows.get(r.id) ?? this.row(r);
+      // Two clients may choose the same id.
+      let key = r.id;
+      while (rows.has(key)) key += " ";
+      const row = this.rows.get(key) ?? this.row(r);
       const texts = [
         r.model ?? "–",
         r.path,
@@ -116,7 +119,7 @@ export class Requests {
         bytes(r.bytes_out),
       ];
       texts.forEach((text, i) => setText(row.children[i + 1], text));
-      rows.set(r.id, row);
+      rows.set(key, row);
     }
     for (const [id, row] of this.rows) if (!rows.has(id)) row.remove();
     for (const row of rows.values()) if (!row.parentNode) this.running.body.append(row);

@@ -115,12 +115,11 @@ export class Timeline {
     this.form.addEventListener("input", () => this.draw());
     this.form.addEventListener("submit", (event) => event.preventDefault());
     live.addEventListener("events", () => this.schedule());
-    live.addEventListener("status", ({ detail }) =>
-      offer(
-        this.form.elements.model,
-        detail.models.map((m) => m.id),
-      ),
-    );
+    live.addEventListener("status", ({ detail }) => {
+      const names = detail.models.map((m) => m.id);
+      // The model that was looked at may have been removed.
+      if (offer(this.form.elements.model, names)) this.draw();
+    });
   }
 
   schedule() {
