@@ -83,7 +83,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         allowed_hosts: Host names besides loopback and `host` itself that a request may carry;
             `*` switches the DNS-rebinding check off.
         models_max: engines loaded at once; 0 = as many as fit.
-        memory_budget_bytes: for all engines; None = 75 % of the machine's memory.
+        memory_budget_bytes: for all engines; None = 75 % of the machine's memory, or of what a GPU
+            that shares it may use of it.
         ttl_s: idle time after which a model is unloaded; 0 = never.
         standby: spare engines; None = 1 where at least 8 GB are free.
         blas: `auto`, `off`, or the path of a library to preload into CPU engines.
