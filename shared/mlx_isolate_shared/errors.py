@@ -102,7 +102,7 @@ class EngineError(HttpError):
     """
 
     def __init__(
-        self, message: str, *, status: int, code: str, retry_after_s: float | None = 1.0
+        self, message: str, *, status: int, code: str | None, retry_after_s: float | None = 1.0
     ) -> None:
         super().__init__(
             message, status=status, type="server_error", code=code, retry_after_s=retry_after_s

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from mlx_isolate_shared.command_line import Parser
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.parser import Parser
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.listening import PortTakenError
 from mlx_isolate_supervisor.version import installed_version

@@ -160,10 +160,9 @@ class Daemon:
     def _show(self, moved: Transition) -> None:
         if moved.after != "starting":
             self._display.loaded(moved.model)
-        if moved.event in TROUBLE:
-            self._display.line(
-                f"{moved.model} {TROUBLE[moved.event].format(harmless(moved.reason))}"
-            )
+        trouble = trouble_of(moved)
+        if trouble is not None:
+            self._display.line(f"{moved.model} {trouble}")
         if moved.after == "ready" and moved.before != "ready":
             model = next(m for m in self.pool.snapshot() if m.id == moved.model)
             self._display.line(describe_ready(model.id, model.load_s, model.facts))
@@ -263,6 +262,14 @@ class Daemon:
             await asyncio.wait({closing}, timeout=CUT_CLOSING_S)
         cut.cancel()
         log_event("daemon.stopped", uptime_s=time.monotonic() - self._began)
+
+
+def trouble_of(moved: Transition) -> str | None:
+    """What a person is told about a step that is bad news; None where it is not."""
+    # An engine that ends while it loads was nobody's to lose.
+    event = "start_failed" if (moved.before, moved.event) == ("starting", "lost") else moved.event
+    told = TROUBLE.get(event)
+    return None if told is None else told.format(harmless(moved.reason))
 
 
 def relay_limits(settings: ServeSettings) -> RelayLimits:

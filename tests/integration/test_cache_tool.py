@@ -62,6 +62,8 @@ def test_verify_finds_a_flipped_byte_of_data_and_changes_nothing(
     good, bad = many(open_store(tmp_path), 2)
     assert run(capsys, "verify", "--dir", str(tmp_path))[0] == EXIT_OK
     damage(bad, bad.stat().st_size - 5000)
+    assert main(["verify", "--dir", str(tmp_path)]) == EXIT_DAMAGED
+    assert "every byte was checked: 1 whole, 1 damaged" in capsys.readouterr().out
     status, found = run(capsys, "verify", "--dir", str(tmp_path))
     assert status == EXIT_DAMAGED
     assert {row["file"]: bool(row["damage"]) for row in found["entries"]} == {

@@ -113,7 +113,8 @@ def test_a_second_signal_cuts(tmp_path: Path) -> None:
         assert time.monotonic() - began < 2.0
         ending = read_all(stream)
         assert_nothing_left(engines, daemon.run_dir)
-    assert b'"error"' in ending
+    assert b'"code":"shutting_down"' in ending
+    assert b"stopped while it worked on this request: the server is shutting down." in ending
     assert b"[DONE]" not in ending
 
 
@@ -151,7 +152,7 @@ def test_what_outlasts_the_shutdown_timeout_is_cut_with_an_error(tmp_path: Path)
         assert daemon.wait_end(10) == OK
         assert time.monotonic() - began < 5.0
         assert_nothing_left(engines, daemon.run_dir)
-    assert b'"error"' in ending
+    assert b'"code":"shutting_down"' in ending
     assert b"[DONE]" not in ending
 
 

@@ -71,6 +71,9 @@ def test_a_model_that_is_not_loaded_is_told(tmp_path: Path) -> None:
         assert daemon.ask("POST", "/admin/cache/flush?model=nope").status == 404
         assert daemon.get("/v1/cache") == {"models": {}}
         assert daemon.command("flush").stdout == "no model is loaded\n"
+        unknown = daemon.command("flush", "nope")
+        assert (unknown.returncode, unknown.stdout) == (FAILED, "")
+        assert unknown.stderr == "mlx-isolate: there is no model 'nope'; there are: m.\n"
 
 
 def test_an_engine_that_stands_still_costs_the_probe_its_time_and_no_more(tmp_path: Path) -> None:

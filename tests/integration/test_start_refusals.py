@@ -156,13 +156,31 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert refused(outcome, USAGE).startswith(f"{folder} holds no model: it has no config.json")
 
 
+def test_a_configuration_in_the_place_of_a_model_is_told_its_flag(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 0\n")
+    outcome = run_command(tmp_path / "a", "config", "show", str(file), program=FAKE)
+    assert refused(outcome, USAGE).endswith(f"a configuration is given as --config {file}.")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://h:x", "http://[", "http://h:0"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    told = refused(run_command(tmp_path / "a", "ps", "--url", url, program=FAKE), USAGE)
+    assert told == f"--url: {url!r} is not an address such as http://127.0.0.1:8080."
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("serve", "--prot", "1"), "unknown argument --prot, did you mean --port"),
         (("config", "show", "--prot"), "unknown argument --prot, did you mean --port"),
         (("logs", "--folow"), "unknown argument --folow, did you mean --follow"),
-        (("load",), "the following arguments are required: MODEL"),
+        (("load",), "give MODEL; see mlx-isolate load"),
+        (("logs", "--lines", "many"), "-n/--lines: many is no whole number"),
+        (("cache", "ls", "--dri", "x"), "unknown argument --dri, did you mean --dir"),
+        (("cache", "lss"), "there is no verb 'lss', did you mean ls"),
+        (("cache", "ls"), "give --dir; see mlx-isolate cache ls"),
+        (("ps", "--json", "--url"), "--url: expected one argument"),
     ],
 )
 def test_a_wrong_word_is_told_in_one_sentence_with_the_nearest_flag(

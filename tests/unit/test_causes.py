@@ -52,6 +52,8 @@ def test_the_error_of_a_death_says_what_happened() -> None:
     killed = causes.died(Exit(code=None, signal="SIGKILL"), planned=False)
     assert "the engine was killed by SIGKILL while it worked on this request" in killed.message
     assert (killed.status, killed.headers()) == (502, {"Retry-After": "1"})
+    cut = causes.cut(causes.shutting_down())
+    assert (cut.status, cut.code, cut.is_planned) == (503, "shutting_down", True)
     hung = causes.hung("it reported nothing for 10 s")
     assert (hung.status, hung.code) == (504, "engine_hung")
 

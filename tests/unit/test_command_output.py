@@ -1,19 +1,25 @@
 """What ps, status, load and the start-up print."""
 
 import io
+from typing import Literal
+
+import pytest
 
 from mlx_isolate_shared.wire import Loading
+from mlx_isolate_supervisor.commands.client import Daemon
 from mlx_isolate_supervisor.commands.control import outcome_line
+from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.ps import ps_lines
 from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
+from mlx_isolate_supervisor.daemon import trouble_of
 from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_facts,
     describe_ready,
     draw_loading,
 )
-from mlx_isolate_supervisor.telemetry.status import Failure, LastExit
+from mlx_isolate_supervisor.telemetry.status import Failure, LastExit, Status, Transition
 from tests.fakes.statuses import FACTS, model_status, ready_status, status
 
 KILLED = LastExit(
@@ -25,6 +31,35 @@ KILLED = LastExit(
     stderr_tail=("one", "two"),
     at=1090.0,
 )
+
+
+def test_what_is_no_answer_of_a_daemon_is_told_in_a_sentence() -> None:
+    for body in (b"hello", b"[]", b"\xff"):
+        with pytest.raises(CommandError, match="what answers at h:1 is not mlx-isolate"):
+            Daemon("h:1", None).decode(body, Status)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("starting", "did not start: no hub; another try follows"),
+        ("ready", "lost its engine: no hub; a new one follows"),
+    ],
+)
+def test_only_an_engine_that_served_is_called_lost(
+    before: Literal["starting", "ready"], told: str
+) -> None:
+    moved = Transition(
+        model="m",
+        incarnation=1,
+        pid=None,
+        before=before,
+        event="lost",
+        after="backoff",
+        reason="no hub",
+        at=0.0,
+    )
+    assert trouble_of(moved) == told
 
 
 def test_ps_prints_one_line_a_model() -> None:

@@ -16,6 +16,7 @@ from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import QUARANTINE, CacheDirectory, OwnFile
 from mlx_isolate_engine.cache.kv_check import read_header, verify
 from mlx_isolate_engine.cache.kv_file import Header
+from mlx_isolate_shared.command_line import Parser
 from mlx_isolate_shared.errors import CacheError, ConfigError
 
 EXIT_OK, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
@@ -40,12 +41,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mlx-isolate cache", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = Parser(prog="mlx-isolate cache", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="VERB", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace, Path], int], help: str) -> Any:
-        command = commands.add_parser(name, help=help, description=help)
-        command.add_argument("--dir", required=True, help="the cache directory")
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command.add_argument("--dir", required=True, metavar="FOLDER", help="the cache directory")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
         return command
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--max-gb", type=float, help="evict the least recently used above this")
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="evict what was not used")
     importing = add("import", _import, "take over a file made by mlx_lm.cache_prompt")
-    importing.add_argument("file", help="the file")
+    importing.add_argument("file", metavar="FILE", help="the file")
     importing.add_argument("--prompt-file", required=True, help="the prompt it was made from")
     importing.add_argument("--model", help="the model's folder; default: what the file names")
     importing.add_argument("--id", help="name of the model; default: the folder's name")
@@ -114,8 +115,11 @@ def _list(arguments: argparse.Namespace, root: Path) -> int:
 
 def _verify(arguments: argparse.Namespace, root: Path) -> int:
     rows = [_inspect(f, verify) for f in _finished(root) if not _is_quarantined(f)]
+    damaged = sum(row["damage"] is not None for row in rows)
     _print_rows(rows, as_json=arguments.json)
-    return EXIT_DAMAGED if any(row["damage"] for row in rows) else EXIT_OK
+    if not arguments.json:
+        print(f"every byte was checked: {len(rows) - damaged} whole, {damaged} damaged")
+    return EXIT_DAMAGED if damaged else EXIT_OK
 
 
 def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -131,7 +135,15 @@ def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         size = f"{row['bytes'] / 1e6:.1f}"
         print(f"{name[:20]:20} {tokens:>8} {size:>9} {age:>8}  {kind:9} {row['file']}{note}")
     total = sum(row["bytes"] for row in rows)
-    print(f"{len(rows)} entries, {total / 1e9:.3f} GB")
+    print(f"{_counted(len(rows), 'entry', 'entries')}, {_size(total)}")
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes / 1e9:.2f} GB" if bytes >= 1e9 else f"{bytes / 1e6:.1f} MB"
 
 
 def _prune(arguments: argparse.Namespace, root: Path) -> int:
@@ -153,9 +165,8 @@ def _prune(arguments: argparse.Namespace, root: Path) -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        print(
-            f"removed {len(removed)} files and {orphans} unfinished ones; {left / 1e9:.3f} GB left"
-        )
+        files = _counted(len(removed), "file", "files")
+        print(f"removed {files} and {orphans} unfinished; {_size(left)} left")
     return EXIT_OK
 
 

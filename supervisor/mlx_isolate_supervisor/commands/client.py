@@ -4,6 +4,7 @@ import argparse
 import http.client
 import os
 from collections.abc import Iterator
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,6 +18,8 @@ ANSWER_TIMEOUT_S = 10.0
 # Whoever has the port may be no web server at all, and never answer.
 ROOT_TIMEOUT_S = 1.0
 ROOT_BYTES_MAX = 4096
+
+_T = TypeVar("_T")
 
 
 class _ErrorObject(msgspec.Struct):
@@ -78,13 +81,18 @@ class Daemon:
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url: {url!r} is not an address such as http://127.0.0.1:8080.")
+        refusal = f"--url: {url!r} is not an address such as http://127.0.0.1:8080."
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(refusal) from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise ConfigError(refusal)
         self.url = url
         self.api_key = api_key
         self.host = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.port = port or (443 if parts.scheme == "https" else 80)
         self._secure = parts.scheme == "https"
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -116,6 +124,30 @@ class Daemon:
         with self._send(method, path, None, None) as answer:
             return Reply(answer.status, answer.read())
 
+    def decode(self, body: bytes, kind: type[_T]) -> _T:
+        """An answer's body as what a daemon of this version sends.
+
+        Raises:
+            CommandError: it is something else.
+        """
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise CommandError(
+                f"what answers at {self.url} is not mlx-isolate, or of another version ({error})"
+            ) from error
+
+    def refusal(self, reply: "Reply", path: str) -> CommandError:
+        """What to tell a person about an answer that is an error."""
+        message = _error_message(reply.body)
+        if reply.status == 401 and message:
+            which = "does not know that API key" if self.api_key else "wants an API key"
+            return CommandError(
+                f"the daemon at {self.url} {which}; give --api-key KEY or MLX_ISOLATE_API_KEY"
+            )
+        said = f"it said {reply.status} to {path}"
+        return CommandError(message or f"what answers at {self.url} is not mlx-isolate: {said}")
+
     def is_ours(self) -> bool:
         """Whether what answers there calls itself mlx-isolate; told within a moment."""
         try:
@@ -141,16 +173,7 @@ class Daemon:
         answer = self._send(method, path, body, timeout_s)
         if answer.status >= 400:
             with answer:
-                message = _error_message(answer.read())
-            if answer.status == 401 and message:
-                which = "does not know that API key" if self.api_key else "wants an API key"
-                raise CommandError(
-                    f"the daemon at {self.url} {which}; give --api-key KEY or MLX_ISOLATE_API_KEY"
-                )
-            raise CommandError(
-                message
-                or f"what answers at {self.url} is not mlx-isolate: it said {answer.status} to {path}"
-            )
+                raise self.refusal(Reply(answer.status, answer.read()), path)
         return answer
 
     def _send(

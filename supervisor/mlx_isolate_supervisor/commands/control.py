@@ -2,8 +2,6 @@
 
 import argparse
 
-import msgspec
-
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.harmless import harmless
@@ -20,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for it, wait for the outcome and print it; fails where a model has failed."""
-    body = daemon_of(args).post(f"/models/{args.command}", {"model": args.model})
-    model = msgspec.json.decode(body, type=ModelStatus)
+    daemon = daemon_of(args)
+    body = daemon.post(f"/models/{args.command}", {"model": args.model})
+    model = daemon.decode(body, ModelStatus)
     print(body.decode() if args.json else harmless(outcome_line(model)))
     return exit_codes.FAILED if model.state == "failed" else exit_codes.OK
 

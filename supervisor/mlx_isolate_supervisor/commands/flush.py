@@ -4,8 +4,6 @@ import argparse
 from typing import Any
 from urllib.parse import urlencode
 
-import msgspec
-
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.harmless import harmless
@@ -29,8 +27,11 @@ def run(args: argparse.Namespace) -> int:
     """Ask for it and print one line a model; fails where not everything is on disk."""
     query = {"timeout_s": f"{args.timeout:g}"} | ({"model": args.model} if args.model else {})
     daemon = daemon_of(args)
-    answer = daemon.ask("POST", f"/admin/cache/flush?{urlencode(query)}")
-    found: dict[str, Any] = msgspec.json.decode(answer.body)
+    path = "/admin/cache/flush"
+    answer = daemon.ask("POST", f"{path}?{urlencode(query)}")
+    found: dict[str, Any] = daemon.decode(answer.body, dict[str, Any])
+    if "models" not in found:
+        raise daemon.refusal(answer, path)
     if args.json:
         print(answer.body.decode())
     else:
@@ -41,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
 
 def flush_lines(found: dict[str, Any]) -> list[str]:
     """One line a model with its evidence, or with what went wrong."""
-    if "models" not in found:
-        return [f"failed: {found['error']['message']}"]
     lines: list[str] = []
     for model, evidence in found["models"].items():
         if "error" in evidence:

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
-from mlx_isolate_supervisor.commands.parser import whole_number
+from mlx_isolate_supervisor.commands.numbers import whole_number
 from mlx_isolate_supervisor.harmless import harmless
 
 DEFAULT_LINES = 100

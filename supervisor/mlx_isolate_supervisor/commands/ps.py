@@ -3,8 +3,6 @@
 import argparse
 import time
 
-import msgspec
-
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.tables import paint_states, table, use_colours
@@ -37,11 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    body = daemon_of(args).get("/status")
+    daemon = daemon_of(args)
+    body = daemon.get("/status")
     if args.json:
         print(body.decode())
         return exit_codes.OK
-    status = msgspec.json.decode(body, type=Status)
+    status = daemon.decode(body, Status)
     for line in ps_lines(status, time.time()):
         print(paint_states(harmless(line), use_colours()))
     return exit_codes.OK

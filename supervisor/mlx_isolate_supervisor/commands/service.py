@@ -18,7 +18,7 @@ from mlx_isolate_supervisor.commands.client import (
     daemon_of_settings,
 )
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.parser import whole_number
+from mlx_isolate_supervisor.commands.numbers import whole_number
 from mlx_isolate_supervisor.service.command_line import Installation, installation
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
 from mlx_isolate_supervisor.service.install import Installer, Steps, plan_steps

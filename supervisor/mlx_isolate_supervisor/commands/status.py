@@ -3,8 +3,6 @@
 import argparse
 import time
 
-import msgspec
-
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.tables import paint_states, use_colours
@@ -30,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(body.decode())
         return exit_codes.OK
-    status = msgspec.json.decode(body, type=Status)
+    status = daemon.decode(body, Status)
     for line in status_lines(status, daemon.url, time.time()):
         print(paint_states(harmless(line), use_colours()))
     return exit_codes.OK

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(daemon.host):
         raise CommandError("stop works on the machine of the daemon only")
     try:
-        pid = msgspec.json.decode(daemon.get("/status"), type=Status).supervisor.pid
+        pid = daemon.decode(daemon.get("/status"), Status).supervisor.pid
         signals = [signal.SIGTERM]
     except NoAnswerError:
         # One that is stopping listens no more, but holds its run directory to the end.

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -18,7 +17,7 @@ from rich.text import Text
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import Daemon, add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.parser import some_seconds
+from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _status(daemon: Daemon) -> Status:
-    return msgspec.json.decode(daemon.get("/status"), type=Status)
+    return daemon.decode(daemon.get("/status"), Status)
 
 
 def _follow(daemon: Daemon, screen: "Screen") -> None:

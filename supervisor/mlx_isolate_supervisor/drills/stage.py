@@ -102,6 +102,8 @@ class Stage:
                 others = await _requests_of_others(client)
             except aiohttp.ClientError as error:
                 raise CannotRun(f"the daemon does not answer: {error}") from error
+            except msgspec.DecodeError as error:
+                raise CannotRun(f"what answers at {running.url} is not mlx-isolate") from error
             if others and not self._plan.consent(
                 f"{others} requests of others run on {running.url}; do the drill {drill.name} "
                 "nevertheless?"
@@ -122,6 +124,10 @@ class Stage:
         return self._kept
 
 
+class _Requests(msgspec.Struct):
+    requests: list[Any]
+
+
 async def _requests_of_others(client: Client) -> int:
-    found: dict[str, Any] = msgspec.json.decode(await client.get("/v1/requests"))
-    return len(found["requests"])
+    found = msgspec.json.decode(await client.get("/v1/requests"), type=_Requests)
+    return len(found.requests)

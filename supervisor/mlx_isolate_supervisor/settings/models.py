@@ -52,7 +52,10 @@ def locate_model(text: str, folder: Path | None = None) -> str:
             )
         return str(path.resolve())
     if path.is_file():
-        raise ConfigError(f"{text} is a file; give the folder that holds the model.")
+        hint = "give the folder that holds the model"
+        if text.endswith((".yaml", ".yml")):
+            hint = f"a configuration is given as --config {text}"
+        raise ConfigError(f"{text} is a file; {hint}.")
     if is_repo_id(text):
         return text
     if "/" in text or text.startswith((".", "~")):

@@ -56,6 +56,14 @@ def died(exit: Exit | None, *, planned: bool) -> EngineError:
     return error
 
 
+def cut(why: CapacityError) -> EngineError:
+    """For a request whose engine was stopped for good; as `why`, which waiting ones are told."""
+    message = f"the engine was stopped while it worked on this request: {why.message}"
+    error = EngineError(message, status=why.status, code=why.code, retry_after_s=why.retry_after_s)
+    error.is_planned = True
+    return error
+
+
 def hung(why: str) -> EngineError:
     """504 for a request whose engine the watchdog ended; `why` as in `watchdog.look`."""
     message = f"the engine was ended while it worked on this request, because {why}."

@@ -8,6 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
+from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.process import OUTPUT_LINES_MAX, EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.spawner import EngineSource
@@ -110,6 +111,12 @@ class Crew:
             spec, self.spawned, listener=listener, output=self.output, use_standby=use_standby
         )
         return Incarnation(process, self._now())
+
+    def note_stop(self, stop_error: Callable[[], CapacityError]) -> None:
+        """The model is stopped for good; whoever is cut is told so."""
+        for one in (self.engine, self.successor, *self.retirees):
+            if one is not None:
+                one.stop_error = stop_error
 
     def end_successor(self) -> None:
         """End the successor, if there is one."""

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 
 from mlx_isolate_shared import wire
-from mlx_isolate_shared.errors import EngineError
+from mlx_isolate_shared.errors import CapacityError, EngineError
 from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor.engines.child import Exit
 from mlx_isolate_supervisor.engines.memory import footprint
@@ -33,6 +34,7 @@ class Incarnation:
     Attributes:
         number: from 1, counted over the slot's life.
         planned: it was told to end by an unload, a reload or a shutdown.
+        stop_error: what waiting requests are told, once its model is stopped for good.
         fault: why it was ended otherwise, as (stable word, sentence): `hung`, `start_timeout`, ...
         completed: it completed at least one completion.
         ready_at: when it became ready, monotonic seconds; None before that.
@@ -55,6 +57,7 @@ class Incarnation:
         self.progress: wire.Progress | None = None
         self.memory: tuple[int, MemoryKind] | None = None
         self.planned = False
+        self.stop_error: Callable[[], CapacityError] | None = None
         self.fault: tuple[str, str] | None = None
         self.completed = False
         self.ready_at: float | None = None
@@ -171,6 +174,8 @@ class Incarnation:
             pass
         if self.fault is not None:
             return causes.hung(self.fault[1])
+        if self.planned and self.stop_error is not None:
+            return causes.cut(self.stop_error())
         return causes.died(exit, planned=self.planned)
 
     def ending(self, exit: Exit, *, wanted: bool) -> Ending:

@@ -151,11 +151,12 @@ class Machine:
         self._respawn_cause = None
         self._apply(Event.RESET, reason)
 
-    def shut_down(self, stop_by: float) -> None:
-        """Go down for good, at the latest at `stop_by`."""
+    def shut_down(self, stop_by: float, stop_error: Callable[[], CapacityError]) -> None:
+        """Go down for good, at the latest at `stop_by`; who is cut is told `stop_error`."""
         self.stop_by = stop_by
         self.wanted = False
         self.deferred = None
+        self.crew.note_stop(stop_error)
         self.crew.retirees.shut_down(stop_by, self._drain_limit_s())
         self._apply(Event.WANT_DOWN)
 

@@ -200,7 +200,7 @@ class Slot:
             return
         self.post(partial(self._line.refuse_all, self._stop_error))
         self.post(self._residence.withdraw)
-        self.post(partial(self._machine.shut_down, self._now() + limit_s))
+        self.post(partial(self._machine.shut_down, self._now() + limit_s, self._stop_error))
         if self._is_cut:
             # A second signal may come before the first has got here.
             self.post(self._machine.cut)
