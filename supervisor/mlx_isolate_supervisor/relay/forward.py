@@ -294,6 +294,14 @@ def take_cancellation(request: web.Request, error: asyncio.CancelledError) -> Ht
     )
 
 
+def _close_code(reason: EngineError) -> int:
+    """How a WebSocket is closed whose engine has gone."""
+    if not reason.is_planned:
+        return FAILED
+    # Where it was stopped for good, as by a shutdown, no other follows.
+    return SERVICE_RESTART if reason.code == "engine_died" else GOING_AWAY
+
+
 def client_stalled() -> EngineError:
     """What a client finds that reads again after it was given up."""
     return EngineError(
@@ -459,7 +467,7 @@ class Conversation:
             if ending == "engine_gone":
                 reason = await self._reason(EngineGone())
                 self._exchange.code = reason.code
-                await tunnel.close(SERVICE_RESTART if reason.is_planned else FAILED, reason.message)
+                await tunnel.close(_close_code(reason), reason.message)
             elif ending == "closed":
                 await tunnel.close(FAILED, "")
         except asyncio.CancelledError as error:

@@ -212,14 +212,15 @@ def test_a_death_within_a_frame_ends_the_connection_without_a_word() -> None:
     run(scenario())
 
 
-def test_an_engine_that_is_stopped_says_that_it_comes_back() -> None:
+@pytest.mark.parametrize(("code", "close"), [("engine_died", 1012), ("shutting_down", 1001)])
+def test_an_engine_that_is_stopped_says_whether_it_comes_back(code: str, close: int) -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
-            rig.slot.reason = EngineError("the engine was stopped", status=502, code="engine_died")
+            rig.slot.reason = EngineError("the engine was stopped", status=502, code=code)
             rig.slot.reason.is_planned = True
             client, side = await open_socket(rig)
             side.close()
-            assert await read_close(client) == (1012, "the engine was stopped")
+            assert await read_close(client) == (close, "the engine was stopped")
             client.leave()
 
     run(scenario())
