@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_isolate_engine.completion.events import (
@@ -80,6 +80,7 @@ def cut(text: str, source: random.Random) -> list[bytes]:
 
 
 @pytest.mark.case("32")
+@settings(deadline=None)
 @given(st.text(max_size=40), st.randoms(use_true_random=False))
 def test_characters_are_never_split(text: str, source: random.Random) -> None:
     events = assemble(cut(text, source), TextPlan())
@@ -136,6 +137,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 @pytest.mark.case("34")
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_tool_calls_do_not_depend_on_the_cuts(source: random.Random) -> None:
     plan = TextPlan(split_reasoning=True, tools=TOOLS)
@@ -179,6 +181,7 @@ def test_a_call_inside_reasoning_is_a_call() -> None:
 
 
 @pytest.mark.case("43")
+@settings(deadline=None)
 @given(
     st.text(alphabet="aé日👩<>/think", max_size=40),
     st.lists(st.sampled_from(["a", "日", "<t", "nk>"]), max_size=2, unique=True),
