@@ -3,7 +3,7 @@
 import argparse
 import http.client
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ ANSWER_TIMEOUT_S = 10.0
 # Whoever has the port may be no web server at all, and never answer.
 ROOT_TIMEOUT_S = 1.0
 ROOT_BYTES_MAX = 4096
+# Ways in which a connection says that the other side has gone, or never spoke HTTP.
+_BROKEN = (OSError, http.client.HTTPException)
 
 _T = TypeVar("_T")
 
@@ -104,7 +106,7 @@ class Daemon:
             CommandError: no answer, or an answer that is an error.
         """
         with self._open("GET", path, None, ANSWER_TIMEOUT_S) as answer:
-            return answer.read()
+            return self._read(answer)
 
     def post(self, path: str, body: object) -> bytes:
         """The body of a POST of `body` as JSON; waits for as long as the daemon takes.
@@ -113,7 +115,7 @@ class Daemon:
             CommandError: no answer, or an answer that is an error.
         """
         with self._open("POST", path, msgspec.json.encode(body), None) as answer:
-            return answer.read()
+            return self._read(answer)
 
     def ask(self, method: str, path: str) -> "Reply":
         """Status and body, whatever the status; waits for as long as the daemon takes.
@@ -122,7 +124,7 @@ class Daemon:
             CommandError: no answer.
         """
         with self._send(method, path, None, None) as answer:
-            return Reply(answer.status, answer.read())
+            return Reply(answer.status, self._read(answer))
 
     def decode(self, body: bytes, kind: type[_T]) -> _T:
         """An answer's body as what a daemon of this version sends.
@@ -164,7 +166,7 @@ class Daemon:
             CommandError: no answer, or an answer that is an error.
         """
         with self._open("GET", path, None, None) as answer:
-            while line := answer.readline():
+            while line := self._read(answer, answer.readline):
                 yield line.decode("utf-8", "replace").rstrip("\n")
 
     def _open(
@@ -173,7 +175,7 @@ class Daemon:
         answer = self._send(method, path, body, timeout_s)
         if answer.status >= 400:
             with answer:
-                raise self.refusal(Reply(answer.status, answer.read()), path)
+                raise self.refusal(Reply(answer.status, self._read(answer)), path)
         return answer
 
     def _send(
@@ -187,13 +189,26 @@ class Daemon:
         try:
             connection.request(method, self._prefix + path, body, headers)
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except _BROKEN as error:
             connection.close()
             reason = getattr(error, "strerror", None) or "no proper answer"
             raise NoAnswerError(
                 f"no daemon answers at {self.url} ({reason}); start one with 'mlx-isolate serve', "
                 "or name another with --url."
             ) from error
+
+    def _read(
+        self, answer: http.client.HTTPResponse, read: Callable[[], bytes] | None = None
+    ) -> bytes:
+        """What `read`, or else the whole body, gives.
+
+        Raises:
+            NoAnswerError: it breaks off, or nothing comes.
+        """
+        try:
+            return (read or answer.read)()
+        except _BROKEN as error:
+            raise NoAnswerError(f"the answer of the daemon at {self.url} broke off.") from error
 
 
 def _error_message(body: bytes) -> str | None:

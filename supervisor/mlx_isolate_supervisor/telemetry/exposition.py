@@ -21,6 +21,7 @@ from mlx_isolate_supervisor.telemetry.metrics import (
     CACHE_COUNTERS,
     COUNTERS,
     MODEL_LABELS_MAX,
+    OTHER,
     PHASES,
     Histogram,
     Metrics,
@@ -102,8 +103,13 @@ class _Families(Collector):
                 errors.add_metric([label, code], count)
             for phase in PHASES:
                 cancelled.add_metric([label, phase], numbers.cancelled_phases[phase])
-        for label in self._metrics.models.keys() | self._in_flight.keys():
-            running.add_metric([label], self._in_flight.get(label, 0))
+        shown = dict.fromkeys(self._metrics.models, 0)
+        for model, count in self._in_flight.items():
+            # As it will be counted once it ends.
+            label = model if model in shown or len(shown) < MODEL_LABELS_MAX else OTHER
+            shown[label] = shown.get(label, 0) + count
+        for label, count in shown.items():
+            running.add_metric([label], count)
         yield from (ended, errors, cancelled, running)
         queued = _gauge("requests_queued", "Requests that wait in the supervisor.", "model")
         active = _gauge("requests_active", "Requests that hold a place in an engine.", "model")
