@@ -14,7 +14,7 @@ from mlx_isolate_supervisor.relay.exchange import Exchange
 from mlx_isolate_supervisor.slots.lease import Outcome
 from mlx_isolate_supervisor.telemetry.events import EventHub
 from mlx_isolate_supervisor.telemetry.exposition import write_metrics
-from mlx_isolate_supervisor.telemetry.metrics import Metrics
+from mlx_isolate_supervisor.telemetry.metrics import MODEL_LABELS_MAX, OTHER, Metrics
 from mlx_isolate_supervisor.telemetry.status import Status
 from tests.architecture.generated import ROOT
 from tests.fakes.statuses import ready_status, status
@@ -132,3 +132,14 @@ def test_a_budget_without_a_limit_is_infinite() -> None:
     assert BEFORE["mlx_isolate_memory_budget_bytes", ()] == float("inf")
     assert AFTER["mlx_isolate_memory_budget_bytes", ()] == 3000
     assert AFTER["mlx_isolate_memory_claimed_bytes", ()] == 2000
+
+
+def test_running_requests_have_no_more_models_than_ended_ones() -> None:
+    running = {f"m{number}": 1 for number in range(MODEL_LABELS_MAX + 5)}
+    hub = EventHub(SystemClock())
+    page = dict(samples(write_metrics(Metrics(), busy_status(), hub, running)))
+    name = "mlx_isolate_requests_in_flight"
+    shown = {labels: value for (sample, labels), value in page.items() if sample == name}
+    assert len(shown) == MODEL_LABELS_MAX + 1
+    assert shown[(("model", OTHER),)] == 5
+    assert sum(shown.values()) == len(running)

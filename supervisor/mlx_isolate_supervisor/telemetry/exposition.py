@@ -104,9 +104,9 @@ class _Families(Collector):
             for phase in PHASES:
                 cancelled.add_metric([label, phase], numbers.cancelled_phases[phase])
         shown = dict.fromkeys(self._metrics.models, 0)
-        for model, count in self._in_flight.items():
-            # As it will be counted once it ends.
-            label = model if model in shown or len(shown) < MODEL_LABELS_MAX else OTHER
+        for label, count in self._in_flight.items():
+            if label not in shown and len(shown) >= MODEL_LABELS_MAX:
+                label = OTHER
             shown[label] = shown.get(label, 0) + count
         for label, count in shown.items():
             running.add_metric([label], count)
