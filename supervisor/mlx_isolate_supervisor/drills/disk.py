@@ -1,5 +1,6 @@
 """The drill in which the disk of the prompt cache is full: no answer fails, writes resume."""
 
+import secrets
 from typing import Any
 
 from mlx_isolate_supervisor.drills.processes import Limit
@@ -21,6 +22,11 @@ async def disk_full(scene: Scene) -> None:
     if not before.progress.cache.ssd_enabled:
         raise CannotRun("the engine has no prompt cache on disk")
     await scene.client.answer(scene.model_id)
+    earlier = _failed_writes(before)
+
+    def has_failed(model: ModelStatus) -> bool:
+        return _failed_writes(model) > earlier
+
     limit = Limit(await scene.engine(), "RLIMIT_FSIZE", FILE_BYTES)
     scene.act(
         f"engine #{before.incarnation} (pid {before.pid}) cannot write files above {FILE_BYTES} bytes"
@@ -30,8 +36,8 @@ async def disk_full(scene: Scene) -> None:
         await _answers(scene, "while the disk is full")
         code, _ = await _flush(scene)
         scene.mark(f"a flush is answered {code}")
-        counted = await scene.until("disk_noticed", "a failed write is counted", _has_failed, 20.0)
-        failed = _failed_writes(counted)
+        counted = await scene.until("disk_noticed", "a failed write is counted", has_failed, 20.0)
+        failed = _failed_writes(counted) - earlier
         scene.mark(f"{failed} failed writes are counted")
         scene.record.that("disk_noticed", failed > 0 and code != 200, f"{failed}, flush {code}")
     finally:
@@ -48,11 +54,13 @@ async def disk_full(scene: Scene) -> None:
 
 
 async def _answers(scene: Scene, when: str) -> None:
+    # Prompts of an earlier repetition lie on disk already, and nothing would have to be written.
+    mark = secrets.token_hex(8)
     asked = [
         await scene.wait(
             "uncut",
             f"an answer {when}",
-            scene.client.answer(scene.model_id, prompt=f"{when}, {number}: " + "word " * 60),
+            scene.client.answer(scene.model_id, prompt=f"{mark}, {number}: " + "word " * 60),
             LOAD_DEADLINE_S,
         )
         for number in range(PROMPTS)
@@ -68,10 +76,6 @@ async def _flush(scene: Scene) -> tuple[int, Any]:
 
 def _failed_writes(model: ModelStatus) -> int:
     return model.progress.cache.failed_writes if model.progress else 0
-
-
-def _has_failed(model: ModelStatus) -> bool:
-    return _failed_writes(model) > 0
 
 
 def _entries(evidence: Any) -> int:
