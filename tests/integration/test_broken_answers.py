@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +14,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
+def answering(answer: bytes) -> Generator[str]:
     """A server that says `answer` to whoever connects, and hangs up; its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

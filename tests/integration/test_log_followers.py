@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 from aiohttp import web
@@ -30,7 +30,7 @@ def full_book() -> LogBook:
 
 
 @contextlib.asynccontextmanager
-async def served(book: LogBook) -> AsyncIterator[tuple[LogFollowers, int]]:
+async def served(book: LogBook) -> AsyncGenerator[tuple[LogFollowers, int]]:
     """A server of the log alone: its followers and its port."""
     followers = LogFollowers(book)
 
