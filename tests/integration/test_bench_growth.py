@@ -7,6 +7,7 @@ import pytest
 from bench import bench_many_models, bench_prompt_length
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_small_prompts_are_timed_at_both_servers(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"

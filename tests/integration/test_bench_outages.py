@@ -7,6 +7,7 @@ import pytest
 from bench import bench_outages
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_small_size_takes_every_figure_of_both(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"

@@ -255,7 +255,7 @@ def test_every_changing_endpoint_refuses_calls_from_another_site(daemon: Running
 def test_with_a_key_only_the_files_of_the_page_are_open(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m"))
     with RunningDaemon(tmp_path / "h", model, "--api-key", "sesame") as daemon:
-        for path in ("/ui", "/ui/app.js"):
+        for path in ("/ui", "/ui/app.js", "/favicon.ico"):
             assert daemon.ask("GET", path).status == 200
         for path in ("/status", "/events", "/metrics", "/history", "/v1/requests", "/logs"):
             assert daemon.ask("GET", path).status == 401, path

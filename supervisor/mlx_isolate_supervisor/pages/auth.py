@@ -11,7 +11,7 @@ from mlx_isolate_shared.errors import RequestError
 
 # Probes of monitors and service managers carry no key and learn nothing but up or down.
 # The page's own files hold no secrets; what it shows is fetched with a key that it asks for.
-OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/ui"})
+OPEN_PATHS = frozenset({"/", "/favicon.ico", "/health", "/livez", "/readyz", "/ui"})
 OPEN_FOLDER = "/ui/"
 
 

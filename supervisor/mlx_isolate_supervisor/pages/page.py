@@ -10,6 +10,8 @@ import msgspec
 from aiohttp import web
 
 PAGE_PATH = "/ui"
+# Asked for beside whatever is no page with an icon of its own: /status, say.
+ICON_PATH = "/favicon.ico"
 _TYPES = {
     "html": "text/html",
     "css": "text/css",
@@ -46,12 +48,16 @@ class Page:
         self._files: dict[str, _File] | None = None
 
     def add_routes(self, app: web.Application) -> None:
-        """Mount /ui and its files."""
+        """Mount /ui and its files, and the icon where browsers look for one by themselves."""
         app.router.add_get(PAGE_PATH, self._index)
+        app.router.add_get(ICON_PATH, self._icon)
         app.router.add_get(PAGE_PATH + "/{name:[a-z_]*(?:\\.[a-z]+)?}", self._file)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return self._answer(request, "index.html")
+
+    async def _icon(self, request: web.Request) -> web.StreamResponse:
+        return self._answer(request, "icon.svg")
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
