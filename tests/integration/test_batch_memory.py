@@ -23,7 +23,7 @@ from mlx_isolate_engine.generation import layerwise
 from mlx_isolate_engine.generation.admission import CAPACITY_STEP
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.layerwise import LayerwiseGenerator
-from mlx_isolate_engine.generation.memory import KV_SHARE, padded_tokens_max
+from mlx_isolate_engine.generation.memory import KV_SHARE, room_for_rows
 from tests.integration.generation_rig import rig, run_async, tokens_request
 from tests.material.models import (
     CACHE_LIST,
@@ -299,22 +299,22 @@ def test_every_kind_of_cache_that_grows_is_budgeted(
     spec: ModelSpec, grows: bool, model_folder: Folder
 ) -> None:
     model = load_model(model_folder(spec))[0]
-    assert (padded_tokens_max(model, 4) is not None) == grows
+    assert (room_for_rows(model) is not None) == grows
 
 
-def test_windows_of_all_rows_are_set_aside(
+def test_windows_count_for_each_row_that_is_there(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 1 << 30
     monkeypatch.setattr("mlx_isolate_engine.generation.memory._free_bytes", lambda: free)
     model = load_model(model_folder(SLIDING))[0]
-    few, many = (padded_tokens_max(model, rows) for rows in (1, 101))
-    assert few is not None and many is not None
+    room = room_for_rows(model)
+    assert room is not None
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, 64), mx.int32), cache=cache))
     windows: list[Any] = [part for part in cache if isinstance(part, RotatingKVCache)]
     growing: list[Any] = [part for part in cache if not isinstance(part, RotatingKVCache)]
     token = sum(part.nbytes // part.keys.shape[2] for part in growing)
     window = sum(part.nbytes // part.keys.shape[2] * part.max_size for part in windows)
-    assert (few - many) * token == pytest.approx(100 * window, rel=0.01)
-    assert few * token + layerwise.BESIDE_BYTES + window <= free * KV_SHARE
+    assert room.row_tokens * token == pytest.approx(window)
+    assert room.tokens == int((free * KV_SHARE - layerwise.BESIDE_BYTES) / token)

@@ -1,6 +1,6 @@
 """Who joins the batch next."""
 
-from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Batch, Waiter, choose
+from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Batch, Room, Waiter, choose
 
 
 def waiter(tokens: int, since: float = 0.0, length: int | None = None) -> Waiter:
@@ -12,7 +12,7 @@ def batch(
     decoding: int = 0,
     allowance: int = 400,
     longest: int = 0,
-    padded_tokens_max: int | None = None,
+    room: Room | None = None,
     rows_max: int = 32,
     step_size: int = 2048,
 ) -> Batch:
@@ -24,7 +24,7 @@ def batch(
         prompts_max=8,
         allowance=allowance,
         step_size=step_size,
-        padded_tokens_max=padded_tokens_max,
+        room=room,
     )
 
 
@@ -74,12 +74,18 @@ def test_short_prompts_at_once_are_limited() -> None:
 
 
 def test_padded_memory_is_limited() -> None:
-    full = batch(decoding=3, longest=10_000, padded_tokens_max=35_000)
+    full = batch(decoding=3, longest=10_000, room=Room(tokens=35_000))
     assert choose([waiter(10)], full, now=0.0) == []
-    room = batch(decoding=2, longest=10_000, padded_tokens_max=35_000)
+    room = batch(decoding=2, longest=10_000, room=Room(tokens=35_000))
     assert choose([waiter(10)], room, now=0.0) == [0]
 
 
+def test_what_a_row_takes_however_long_it_is_counts_for_the_rows_that_are_there() -> None:
+    windows = Room(tokens=35_000, row_tokens=1_500.0)
+    assert choose([waiter(10)], batch(decoding=1, longest=10_000, room=windows), now=0.0) == [0]
+    assert choose([waiter(10)], batch(decoding=2, longest=10_000, room=windows), now=0.0) == []
+
+
 def test_a_prompt_larger_than_the_memory_runs_alone() -> None:
-    assert choose([waiter(50_000)], batch(padded_tokens_max=100), now=0.0) == [0]
-    assert choose([waiter(50_000)], batch(decoding=1, padded_tokens_max=100), now=0.0) == []
+    assert choose([waiter(50_000)], batch(room=Room(tokens=100)), now=0.0) == [0]
+    assert choose([waiter(50_000)], batch(decoding=1, room=Room(tokens=100)), now=0.0) == []

@@ -27,6 +27,18 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory for rows, counted in tokens of one row.
+
+    Attributes:
+        tokens: rows times what each of them takes may not exceed it.
+        row_tokens: what a row takes however long it is (windows, recurrent state).
+    """
+
+    tokens: int
+    row_tokens: float = 0.0
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """What runs now.
 
@@ -38,7 +50,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         prompts_max: short prompts at once, and long prompts at once.
         allowance: prompt tokens that one step may run.
         step_size: tokens of one prompt that one step may run.
-        padded_tokens_max: rows times longest row may not exceed it; None = not limited.
+        room: what the rows may take, each as much as the longest; None = not limited.
     """
 
     prefilling: Sequence[int]
@@ -48,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     prompts_max: int
     allowance: int
     step_size: int
-    padded_tokens_max: int | None = None
+    room: Room | None = None
 
 
 def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
@@ -76,7 +88,7 @@ def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
         if not is_short and longs and piece * (longs + 1) > batch.allowance:
             continue
         grown = max(longest, waiter.length + GENERATION_HEADROOM)
-        if rows and not _fits(rows + 1, grown, batch.padded_tokens_max):
+        if rows and not _fits(rows + 1, grown, batch.room):
             continue
         chosen.append(position)
         rows, longest = rows + 1, grown
@@ -101,6 +113,6 @@ def _order(waiting: Sequence[Waiter], now: float, short_tokens: int) -> list[int
     return sorted(range(len(waiting)), key=rank)
 
 
-def _fits(rows: int, longest: int, padded_tokens_max: int | None) -> bool:
+def _fits(rows: int, longest: int, room: Room | None) -> bool:
     capacity = -(-longest // CAPACITY_STEP) * CAPACITY_STEP
-    return padded_tokens_max is None or rows * capacity <= padded_tokens_max
+    return room is None or rows * (capacity + room.row_tokens) <= room.tokens

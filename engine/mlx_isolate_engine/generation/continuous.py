@@ -61,10 +61,10 @@ class ContinuousLane:
 
     Args:
         parts: what it works with.
-        padded_tokens_max: rows times longest row that fit into memory; None = not limited.
+        room: memory for rows; None = not limited.
     """
 
-    def __init__(self, parts: LaneParts, padded_tokens_max: int | None) -> None:
+    def __init__(self, parts: LaneParts, room: admission.Room | None) -> None:
         settings = parts.settings
         self._settings = settings
         self._family = parts.family
@@ -73,7 +73,7 @@ class ContinuousLane:
         self._deliveries = parts.deliveries
         self._clock = parts.clock
         self._endings = Endings("continuous", parts.counters, parts.deliveries)
-        self._padded_tokens_max = padded_tokens_max
+        self._room = room
         self._rows_max = max(1, settings.decode_concurrency)
         self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
         self._pace = PrefillPace(settings.max_step_s, settings.prefill_step_size)
@@ -261,7 +261,7 @@ class ContinuousLane:
             prompts_max=self._prompts_max,
             allowance=self._pace.allowance(is_quiet=not self._decoding),
             step_size=self._settings.prefill_step_size,
-            padded_tokens_max=self._padded_tokens_max,
+            room=self._room,
         )
         mounted = [row for row in self._waiting if self._is_mounted(row)]
         candidates = self._shared.candidates(mounted, [r for r in running if r.prompt_left > 1])

@@ -8,6 +8,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.cache.kinds import leaves
 from mlx_isolate_engine.device import usable_bytes
+from mlx_isolate_engine.generation.admission import Room
 from mlx_isolate_engine.generation.layerwise import BESIDE_BYTES
 
 # Share of the memory that is free after the load which rows may take; the rest is for the model's
@@ -16,19 +17,21 @@ KV_SHARE = 0.5
 PROBE_TOKENS = 8
 
 
-def padded_tokens_max(model: Any, rows_max: int) -> int | None:
-    """Rows times longest row that fit, by the KV bytes of one token; None where they are none.
+def room_for_rows(model: Any) -> Room | None:
+    """What fits, by the bytes of a row's tokens and of what it takes beside them.
 
-    What each row takes however long it is (windows, recurrent state) is set aside for all rows,
-    and so is what a batch needs beside itself while rows join and leave.
+    None for a model none of whose parts grows with the text. What a batch needs beside itself
+    while rows join and leave is set aside.
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache))
     token_bytes = sum(_bytes_per_token(part) for part in leaves(cache))
     if not token_bytes:
         return None
-    fixed_bytes = rows_max * sum(_bytes_per_row(part) for part in leaves(cache)) + BESIDE_BYTES
-    return max(1, int((_free_bytes() * KV_SHARE - fixed_bytes) / token_bytes))
+    return Room(
+        tokens=max(1, int((_free_bytes() * KV_SHARE - BESIDE_BYTES) / token_bytes)),
+        row_tokens=sum(_bytes_per_row(part) for part in leaves(cache)) / token_bytes,
+    )
 
 
 def _bytes_per_token(part: Any) -> float:

@@ -18,7 +18,7 @@ from mlx_isolate_engine.device import own_free_bytes
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.lane import Lane, LaneParts
-from mlx_isolate_engine.generation.memory import padded_tokens_max
+from mlx_isolate_engine.generation.memory import room_for_rows
 from mlx_isolate_engine.generation.outbox import Deliveries
 from mlx_isolate_engine.generation.plan import EndKind
 from mlx_isolate_engine.generation.ports import (
@@ -285,9 +285,7 @@ class GenerationThread:
             clock=self._clock,
         )
         if draft is None and can_batch(self._settings, empty):
-            lane = ContinuousLane(
-                parts, padded_tokens_max(model, self._settings.decode_concurrency)
-            )
+            lane = ContinuousLane(parts, room_for_rows(model))
             if is_worthwhile():
                 lane.rehearse(self._loaded.facts.context_length, self._rehearsal_s)
             self._lanes["continuous"] = lane
