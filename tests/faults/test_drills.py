@@ -150,6 +150,7 @@ def daemon(tmp_path: Path) -> Any:
         yield running
 
 
+@pytest.mark.alone
 def test_drill_on_a_running_daemon_reports_as_json(daemon: RunningDaemon) -> None:
     before = daemon.status()
     done = daemon.command("drill", "kill", "--json")

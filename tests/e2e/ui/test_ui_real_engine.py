@@ -8,7 +8,8 @@ from tests.running_daemon import REAL, RunningDaemon
 from tests.waiting import wait_for
 
 MODEL = "slow"
-TOKENS = 200
+# More than come before a kill that follows upon the first of them.
+TOKENS = 600
 QUESTION = "tell me something"
 
 
