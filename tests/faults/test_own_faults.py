@@ -18,10 +18,12 @@ from mlx_isolate_supervisor.models.lodging import Lodging
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.models.residency import Residency
-from mlx_isolate_supervisor.slots import machine as machine_module
+from mlx_isolate_supervisor.slots import machine, past
 from mlx_isolate_supervisor.slots.crew import Crew
+from mlx_isolate_supervisor.slots.engine_events import EngineEvents
 from mlx_isolate_supervisor.slots.incarnation import Incarnation
 from mlx_isolate_supervisor.slots.machine import Machine
+from mlx_isolate_supervisor.slots.past import Past
 from mlx_isolate_supervisor.slots.retirees import Retirees
 from mlx_isolate_supervisor.slots.slot import Slot
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
@@ -45,20 +47,22 @@ TARGETS: list[tuple[Any, str]] = [
     *((Slot, name) for name in ("_arrive", "_grant", "_give_back", "_is_ready")),
     *((Slot, name) for name in ("_is_settled_after",)),
     *((Machine, name) for name in ("want_up", "want_down", "change_spec", "reset", "note_free")),
-    *((Machine, name) for name in ("_hear", "_become_ready", "_exited", "_judge", "_fire")),
-    *((Machine, name) for name in ("_watch", "_apply", "_act", "_spawn", "_end_engine", "_tell")),
+    *((Machine, name) for name in ("apply", "act", "_fire", "_spawn", "_end_engine", "tell")),
+    *((EngineEvents, name) for name in ("_hear", "_become_ready", "_exited", "_judge", "watch")),
+    *((Past, name) for name in ("judge", "note_spawn", "note_completion")),
     *((Crew, name) for name in ("promote", "signal_engine")),
     *((Retirees, name) for name in ("_end", "note_free", "forget")),
     *((Incarnation, name) for name in ("hear_progress", "look", "last_exit")),
     *((Lodging, name) for name in ("settle", "ask_room", "go_down", "step_aside", "tenancy")),
     *((Residency, name) for name in ("_look", "_carry_out", "note_gone")),
     *((Timers, name) for name in ("set", "take")),
-    *((machine_module, name) for name in ("model_fingerprint", "log_event")),
+    *((past, "model_fingerprint"), (machine, "log_event")),
 ]
 # Those that everything goes through.
 LASTING: list[tuple[Any, str]] = [
     (Slot, "_grant"),
-    *((Machine, name) for name in ("_hear", "_exited", "_apply", "_spawn")),
+    *((EngineEvents, name) for name in ("_hear", "_exited")),
+    *((Machine, name) for name in ("apply", "_spawn")),
     *((Lodging, "settle"), (Residency, "_look"), (Timers, "set")),
 ]
 

@@ -17,6 +17,7 @@ from mlx_isolate_supervisor.settings.quantities import show_seconds
 from mlx_isolate_supervisor.slots.admission import WaitingLine
 from mlx_isolate_supervisor.slots.lifecycle import State
 from mlx_isolate_supervisor.slots.machine import Machine
+from mlx_isolate_supervisor.slots.mender import mend
 from mlx_isolate_supervisor.slots.slot_context import SlotContext
 
 Post = Callable[[Callable[[], object]], None]
@@ -213,7 +214,7 @@ class Lodging:
         machine = self._machine
         if self.residence.is_evicting and machine.state in (State.STARTING, State.READY):
             self.residence.note_declined()
-        machine.mend(has_wish=self.residence.wish is not None)
+        mend(machine, has_wish=self.residence.wish is not None, note_ready=self.note_ready)
 
     def end(self) -> None:
         """The slot is gone for good."""

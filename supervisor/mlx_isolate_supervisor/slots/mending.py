@@ -10,10 +10,6 @@ import msgspec
 
 from mlx_isolate_supervisor.slots.lifecycle import State
 
-# Pause before a model whose engine was lost to a fault of our own is tried again; doubles.
-PAUSE_S = 1.0
-
-
 # Where an engine process exists.
 _LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
 # Where a model is that is not wanted.

@@ -233,9 +233,9 @@ class Slot:
             incarnation=engine.number if engine else machine.crew.spawned,
             socket=engine.socket_path if engine else None,
             since=machine.since,
-            restarts=machine.restarts.total(),
-            restarts_by_cause=dict(machine.restarts),
-            last_exit=machine.last_exit,
+            restarts=machine.past.restarts.total(),
+            restarts_by_cause=dict(machine.past.restarts),
+            last_exit=machine.past.last_exit,
             active=(len(engine.leases) if engine else 0) + machine.crew.retirees.places_held,
             queued=len(self._line),
             load_s=engine.load_s if engine else None,
@@ -478,10 +478,11 @@ class Slot:
             cause = f"it waits {self._residence.reason}"
         elif machine.state is State.READY:
             cause = f"all {self.spec.places} places are taken"
-        elif machine.last_exit is not None and machine.state in (State.STARTING, State.BACKOFF):
-            cause = (
-                f"the engine is {machine.state}, and of its last one: {machine.last_exit.reason}"
-            )
+        elif machine.past.last_exit is not None and machine.state in (
+            State.STARTING,
+            State.BACKOFF,
+        ):
+            cause = f"the engine is {machine.state}, and of its last one: {machine.past.last_exit.reason}"
         else:
             cause = f"the engine is {machine.state}"
         return causes.waited_in_vain(self.model_id, cause, retry_after_s)
