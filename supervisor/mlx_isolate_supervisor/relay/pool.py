@@ -53,11 +53,6 @@ class EnginePool:
                 connection.close()
         self._idle.clear()
 
-    @property
-    def idle_connections(self) -> int:
-        """How many connections are kept."""
-        return sum(len(idle) for idle in self._idle.values())
-
     def _forget_dead(self) -> None:
         """Drop the sockets of engines that are gone; a daemon outlives thousands of them."""
         for path, idle in list(self._idle.items()):

@@ -427,6 +427,12 @@ class Rig:
         self.runner: web.AppRunner | None = None
         self._clients: list[Client] = []
 
+    @property
+    def body_bytes_held(self) -> int:
+        """Bytes of request bodies that no engine has answered to yet."""
+        assert self.relay is not None
+        return self.relay._bodies.held  # pyright: ignore[reportPrivateUsage]
+
     async def connect(self) -> Client:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=80 << 20)
         client = Client(reader, writer)
@@ -501,7 +507,7 @@ async def make_rig(
         yield rig
         await rig.recorder.all_ended.wait()
         slot.assert_all_released_once()
-        assert rig.relay.body_bytes_held == 0
+        assert rig.body_bytes_held == 0
 
 
 async def soon(awaitable: Awaitable[Any], within_s: float = 1.0) -> Any:
