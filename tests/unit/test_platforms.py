@@ -25,7 +25,7 @@ from mlx_isolate_shared.paths import check_socket_path
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
 from mlx_isolate_supervisor.engines import child, death_watch, memory, orphans
-from mlx_isolate_supervisor.relay import upstream
+from mlx_isolate_supervisor.relay import engine_gone
 from mlx_isolate_supervisor.relay.sink import unread_bytes
 from mlx_isolate_supervisor.service.managers import Launchd, manager_here
 
@@ -205,9 +205,9 @@ def test_a_reset_says_that_a_request_was_unread_on_linux_only(
     platform: str, error: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert upstream.says_unread(ConnectionResetError()) is error
-    assert upstream.says_unread(BrokenPipeError()) is True
-    assert upstream.says_unread(None) is False
+    assert engine_gone.says_unread(ConnectionResetError()) is error
+    assert engine_gone.says_unread(BrokenPipeError()) is True
+    assert engine_gone.says_unread(None) is False
 
 
 def test_without_the_kernels_word_what_waits_in_the_process_counts(

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_isolate_supervisor.relay import framing
+from mlx_isolate_supervisor.relay.answer_head import parse_head
 from mlx_isolate_supervisor.relay.framing import (
     ChunkedBody,
     FramingError,
     SizedBody,
     chunk_length,
     frame,
-    parse_head,
     unframe,
 )
 

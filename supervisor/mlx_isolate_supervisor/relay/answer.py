@@ -8,8 +8,8 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
+from mlx_isolate_supervisor.relay.answer_head import AnswerHead
 from mlx_isolate_supervisor.relay.edge import OWN_FIELDS
-from mlx_isolate_supervisor.relay.framing import AnswerHead
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"

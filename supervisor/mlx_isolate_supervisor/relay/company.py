@@ -10,8 +10,9 @@ from aiohttp import web
 
 from mlx_isolate_shared.errors import HttpError
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
+from mlx_isolate_supervisor.relay.answer_head import AnswerHead, parse_head
 from mlx_isolate_supervisor.relay.error_wire import error_event, raw_error_event
-from mlx_isolate_supervisor.relay.framing import AnswerHead, frame, parse_head
+from mlx_isolate_supervisor.relay.framing import frame
 from mlx_isolate_supervisor.relay.limits import RelayLimits
 from mlx_isolate_supervisor.slots.lease import Admission
 

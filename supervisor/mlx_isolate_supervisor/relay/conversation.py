@@ -11,22 +11,19 @@ from aiohttp import HttpVersion11, web
 
 from mlx_isolate_shared.errors import CapacityError, EngineError, HttpError
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
+from mlx_isolate_supervisor.relay.answer_head import AnswerHead
 from mlx_isolate_supervisor.relay.cancellation import take_cancellation, uncancel
 from mlx_isolate_supervisor.relay.company import Company
+from mlx_isolate_supervisor.relay.engine_gone import ClientGivenUp, EngineGone, RequestUnread
 from mlx_isolate_supervisor.relay.error_wire import error_event
 from mlx_isolate_supervisor.relay.exchange import Exchange, RelayObserver
 from mlx_isolate_supervisor.relay.frames import FAILED, GOING_AWAY, REFUSED, SERVICE_RESTART
-from mlx_isolate_supervisor.relay.framing import AnswerHead, FramingError, frame
+from mlx_isolate_supervisor.relay.framing import FramingError, frame
 from mlx_isolate_supervisor.relay.last_event import error_at_end
 from mlx_isolate_supervisor.relay.limits import ANSWER_WHOLE_BYTES_MAX, RelayLimits
 from mlx_isolate_supervisor.relay.sink import ClientSink, ClientStalled
 from mlx_isolate_supervisor.relay.tunnel import Tunnel, take_early
-from mlx_isolate_supervisor.relay.upstream import (
-    ClientGivenUp,
-    EngineConnection,
-    EngineGone,
-    RequestUnread,
-)
+from mlx_isolate_supervisor.relay.upstream import EngineConnection
 from mlx_isolate_supervisor.slots.lease import Lease, Outcome
 
 # A transport with nothing to send takes this and a head without asking its writer to wait.

@@ -4,7 +4,7 @@ import functools
 
 from aiohttp import HttpVersion11, web
 
-from mlx_isolate_supervisor.relay.framing import HOP_BY_HOP
+from mlx_isolate_supervisor.relay.answer_head import HOP_BY_HOP
 
 # Besides hop-by-hop headers an engine does not get: how the body was framed for us; what would
 # make it compress; the client's secrets; what only the supervisor answers to.

@@ -1,29 +1,29 @@
-"""One connection to an engine's socket: a request out, an answer's head and body in."""
+"""One connection to an engine's socket: a request out, an answer's head and body in.
 
-import array
+Reads only what it must of either: the head is read by `answer_head`, the body by `framing`.
+"""
+
 import asyncio
-import fcntl
-import os
-import select
-import sys
-import termios
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from mlx_isolate_supervisor.relay import engine_socket
+from mlx_isolate_supervisor.relay.answer_head import AnswerHead, HeadReader
+from mlx_isolate_supervisor.relay.engine_gone import (
+    ClientGivenUp,
+    EngineGone,
+    RequestUnread,
+    says_unread,
+)
 from mlx_isolate_supervisor.relay.framing import (
     ONE_EVENT_BYTES_MAX,
     ONE_EVENT_END,
     ONE_EVENT_HEADS,
     ONE_EVENT_STARTS,
     ONE_EVENT_TAIL,
-    AnswerHead,
     Body,
-    ChunkedBody,
     FramingError,
-    SizedBody,
-    parse_head,
 )
-from mlx_isolate_supervisor.relay.limits import ANSWER_HEAD_BYTES_MAX
 
 # Body bytes that may arrive before anybody takes them; then the engine is made to wait.
 _EARLY_BYTES_MAX = 256 * 1024
@@ -32,34 +32,6 @@ _JOIN_BYTES_MAX = 64 * 1024
 # How much may pass between two looks at the client's back-pressure; a look costs as much as the
 # passing of an event.
 _PRESSURE_STEP_BYTES = 16 * 1024
-# What is read at once of a dead engine's last bytes.
-_LAST_READ_BYTES = 64 * 1024
-
-
-class EngineGone(Exception):
-    """The connection ended before the answer did."""
-
-
-class ClientGivenUp(EngineGone):
-    """The engine closed the connection while its answer waited for a client that does not read."""
-
-
-class RequestUnread(EngineGone):
-    """The connection ended, and the engine certainly had not read the request to its end.
-
-    So it cannot have acted on it, and another engine may get the request.
-    """
-
-
-def says_unread(error: Exception | None) -> bool:
-    """Whether the end of a connection tells that its other end had not read all of our bytes.
-
-    A broken pipe says that it was closed before all were written; a reset says so on Linux, where
-    closing a socket with unread bytes in it makes one. Elsewhere that is not known.
-    """
-    return isinstance(error, BrokenPipeError) or (
-        isinstance(error, ConnectionResetError) and sys.platform == "linux"
-    )
 
 
 class Sink(Protocol):
@@ -94,14 +66,12 @@ class EngineConnection(asyncio.Protocol):
         "_early_bytes",
         "_granted_bytes",
         "_head",
-        "_head_bytes",
-        "_is_bodiless",
+        "_head_reader",
         "_is_doomed",
         "_is_idle",
         "_is_paused",
         "_last",
         "_left_bytes",
-        "_may_upgrade",
         "_single_events",
         "_sink",
         "_takes_all",
@@ -114,7 +84,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._broken: EngineGone | FramingError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._head_bytes = bytearray()
+        self._head_reader = HeadReader()
         self._head: AnswerHead | None = None
         self._body: Body | None = None
         self._early: list[bytes] = []
@@ -131,7 +101,6 @@ class EngineConnection(asyncio.Protocol):
         self._left_bytes = 0
         self._is_paused = False
         self._is_idle = True
-        self._is_bodiless = self._may_upgrade = False
         self._is_doomed = self._takes_all = False
 
     def __repr__(self) -> str:
@@ -153,9 +122,8 @@ class EngineConnection(asyncio.Protocol):
             may_upgrade: whether its answer may be a 101.
         """
         assert self._is_idle
-        self._is_bodiless, self._may_upgrade = is_bodiless, may_upgrade
+        self._head_reader.begin(is_bodiless=is_bodiless, may_upgrade=may_upgrade)
         self._is_idle = False
-        self._head_bytes.clear()
         self._head = None
         self._body = None
         self._single_events = self._granted_bytes = self._left_bytes = 0
@@ -283,11 +251,9 @@ class EngineConnection(asyncio.Protocol):
         What the event loop knows may be one turn old; a request written to a connection that the
         engine has closed is lost, and it must not be sent twice.
         """
-        if self._broken is not None or self._transport is None or self._transport.is_closing():
+        if self._broken is not None or self._transport is None:
             return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return engine_socket.is_silent(self._transport)
 
     def note_death(self) -> None:
         """Nothing of the engine runs any more: take what it has still written, and end there.
@@ -296,7 +262,10 @@ class EngineConnection(asyncio.Protocol):
         memory, which takes a second for a large model.
         """
         self._is_doomed = True
-        is_unread = self._is_unanswered and self._has_unread()
+        transport = self._transport
+        is_unread = (
+            self._is_unanswered and transport is not None and engine_socket.has_unread(transport)
+        )
         self._read_rest()
         if is_unread and self._is_unanswered:
             self._break(RequestUnread("the engine died before it had read the request"))
@@ -361,28 +330,10 @@ class EngineConnection(asyncio.Protocol):
     @property
     def _is_unanswered(self) -> bool:
         """Whether a request is out and not a byte of an answer has come."""
-        return not self._is_idle and self._head is None and not self._head_bytes
-
-    def _has_unread(self) -> bool:
-        """Whether bytes of ours are in the connection, on either side, that nobody has read."""
-        if self._transport is None:
-            return False
-        if self._transport.get_write_buffer_size():
-            return True
-        queued = array.array("i", [0])
-        try:
-            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        except OSError:
-            return False
-        return queued[0] > 0
+        return not self._is_idle and self._head is None and not self._head_reader.has_begun
 
     def _has_hung_up(self) -> bool:
-        """Whether the engine's end is closed, asked of the kernel: a paused one is not told."""
-        if self._transport is None or self._transport.is_closing():
-            return True
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
-        return bool(poll.poll(0))
+        return self._transport is None or engine_socket.has_hung_up(self._transport)
 
     def _take_last(self) -> None:
         """Hand out all that the engine wrote before it closed its end, full as the sink may be.
@@ -397,12 +348,7 @@ class EngineConnection(asyncio.Protocol):
     def _read_rest(self) -> None:
         """Read what the connection holds, as far as the client takes it."""
         while self._transport is not None and self._broken is None and not self._is_paused:
-            try:
-                fd = self._transport.get_extra_info("socket").fileno()
-                data = os.read(fd, _LAST_READ_BYTES)
-            except OSError:
-                # Nothing more, or broken.
-                return
+            data = engine_socket.read_now(self._transport)
             if not data:
                 return
             self.data_received(data)
@@ -450,8 +396,11 @@ class EngineConnection(asyncio.Protocol):
             if self._is_idle:
                 raise FramingError("bytes that nobody asked for")
             if self._head is None:
-                data = self._take_head(data)
-            if self._head is not None and data:
+                beginning = self._head_reader.feed(data)
+                if beginning is None:
+                    return
+                self._head, self._body, data = beginning
+            if data:
                 block = data if self._body is None else self._body.feed(data)
                 self._early.append(block)
                 self._early_bytes += len(block)
@@ -460,34 +409,7 @@ class EngineConnection(asyncio.Protocol):
             return
         if self._early_bytes > _EARLY_BYTES_MAX:
             self._pause()
-        if self._head is not None:
-            self._wake()
-
-    def _take_head(self, data: bytes) -> bytes:
-        """Collect the head; return what followed it."""
-        buffer = self._head_bytes
-        buffer += data
-        while (end := buffer.find(b"\r\n\r\n")) >= 0:
-            if end > ANSWER_HEAD_BYTES_MAX:
-                break
-            head = parse_head(bytes(buffer[:end]), self._is_bodiless)
-            del buffer[: end + 4]
-            if head.status == 101:
-                if not self._may_upgrade:
-                    raise FramingError("an upgrade that nobody asked for")
-            elif head.status < 200:
-                continue
-            elif head.length is None and not self._is_bodiless:
-                self._body = ChunkedBody(whole_events=head.is_event_stream)
-            else:
-                self._body = SizedBody(0 if self._is_bodiless else head.length or 0)
-            self._head = head
-            rest = bytes(buffer)
-            buffer.clear()
-            return rest
-        if len(buffer) > ANSWER_HEAD_BYTES_MAX:
-            raise FramingError("a head that is too large")
-        return b""
+        self._wake()
 
     async def _wait(self) -> None:
         """Wait for the next wake-up.

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from mlx_isolate_supervisor.relay.engine_gone import RequestUnread
 from mlx_isolate_supervisor.relay.limits import CONNECT_TRIES_MAX
-from mlx_isolate_supervisor.relay.upstream import EngineConnection, RequestUnread
+from mlx_isolate_supervisor.relay.upstream import EngineConnection
 from tests.integration.relay.rig import (
     Client,
     Rig,

@@ -1,0 +1,52 @@
+"""What the kernel knows of a connection to an engine, and the event loop does not yet."""
+
+import array
+import asyncio
+import fcntl
+import os
+import select
+import termios
+
+# What is read at once of a dead engine's last bytes.
+_LAST_READ_BYTES = 64 * 1024
+
+
+def _fd(transport: asyncio.Transport) -> int:
+    fd: int = transport.get_extra_info("socket").fileno()
+    return fd
+
+
+def _poll(transport: asyncio.Transport, events: int) -> bool:
+    poll = select.poll()
+    poll.register(_fd(transport), events)
+    return bool(poll.poll(0))
+
+
+def is_silent(transport: asyncio.Transport) -> bool:
+    """Whether the engine's end is open, and nothing has come from there."""
+    return not transport.is_closing() and not _poll(transport, select.POLLIN)
+
+
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the engine's end is closed; a paused transport is not told."""
+    return transport.is_closing() or _poll(transport, 0)
+
+
+def has_unread(transport: asyncio.Transport) -> bool:
+    """Whether bytes of ours are in the connection, on either side, that nobody has read."""
+    if transport.get_write_buffer_size():
+        return True
+    queued = array.array("i", [0])
+    try:
+        fcntl.ioctl(_fd(transport), termios.TIOCOUTQ, queued)
+    except OSError:
+        return False
+    return queued[0] > 0
+
+
+def read_now(transport: asyncio.Transport) -> bytes:
+    """Some of what the connection holds; nothing where it holds nothing more, or is broken."""
+    try:
+        return os.read(_fd(transport), _LAST_READ_BYTES)
+    except OSError:
+        return b""
