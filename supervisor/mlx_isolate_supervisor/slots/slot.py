@@ -1,12 +1,10 @@
-"""One model to everybody else: its mailbox, its queue of requests.
+"""One model to everybody else: what they may ask of it, its queue of requests, its status.
 
-Everything that can happen to a slot is a message in its mailbox, handled one after the other, by
-whoever posts while none is handled; nothing else changes a slot or its machine. Implements
-`lease.Admission`.
+Everything that can happen to a slot is a message in its mailbox; nothing else changes a slot or its
+machine. Implements `lease.Admission`.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -20,20 +18,12 @@ from mlx_isolate_supervisor.slots.incarnation import Incarnation
 from mlx_isolate_supervisor.slots.lease import Lease, Outcome
 from mlx_isolate_supervisor.slots.lifecycle import State
 from mlx_isolate_supervisor.slots.machine import Machine
+from mlx_isolate_supervisor.slots.mailbox import Mailbox
 from mlx_isolate_supervisor.slots.slot_context import SlotContext
-from mlx_isolate_supervisor.telemetry.logs import log_failure
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
 # A respawn due within this time is as good as begun: a spare made now would compete with it.
 SOON_S = 5.0
-
-# After faults of our own the record is mended at once, but no more often than this.
-MEND_INTERVAL_S = 1.0
-
-# Not yet (False), now (True), or never (the reason).
-Condition = Callable[[], bool | CapacityError]
-# Told that a message failed.
-OnFault = Callable[[CapacityError], object]
 
 
 class Slot:
@@ -42,26 +32,20 @@ class Slot:
     def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
         self._settings = context.settings
         self._now = context.clock.monotonic
-        self._mailbox: deque[tuple[Callable[[], object], OnFault | None]] = deque()
-        self._is_open = False
-        self._is_handling = False
+        self._mailbox = Mailbox(
+            spec.id, self._now, settle=self._settle, mend=lambda: self._lodging.mend()
+        )
         self._is_cut = False
-        self._is_over = False
-        # A message has failed since the record was last mended, and when it may be mended again.
-        self._is_suspect = False
-        self._mend_at = 0.0
-        self._is_mend_due = False
         # What is told to who waits, or comes, once the slot stops.
         self._stop_error: Callable[[], CapacityError] = causes.shutting_down
-        self._conditions: list[tuple[Condition, asyncio.Future[None]]] = []
         self._line = WaitingLine()
         self._machine = Machine(spec, context, self)
         self._lodging = Lodging(
             self._machine,
             self._line,
             context,
-            post=self.post,
-            has_callers=lambda: bool(self._conditions),
+            post=self._mailbox.post,
+            has_callers=lambda: self._mailbox.has_callers,
         )
         self._residence = self._lodging.residence
 
@@ -85,11 +69,11 @@ class Slot:
 
     def start(self) -> None:
         """Handle messages from the next turn of the loop on; the model stays down until wanted."""
-        asyncio.get_running_loop().call_soon(self._open)
+        self._mailbox.open()
 
     def want_up(self) -> None:
         """Load the model, if it is down; does not wait."""
-        self.post(self._lodging.want_up)
+        self._mailbox.post(self._lodging.want_up)
 
     @property
     def sends_loading_state(self) -> bool:
@@ -115,26 +99,26 @@ class Slot:
 
         0 = unload once idle, infinite = stay. An unload forgets it.
         """
-        self.post(partial(self._lodging.keep_alive, idle_s))
+        self._mailbox.post(partial(self._lodging.keep_alive, idle_s))
 
     def take_limits(self) -> None:
         """The limits of the pool have changed."""
-        self.post(self._lodging.take_limits)
+        self._mailbox.post(self._lodging.take_limits)
 
     async def admit(self, request_id: str) -> Lease:
         """Wait in line for a ready engine with a free place; see `lease.Admission`."""
-        if self._is_over:
+        if self._mailbox.is_over:
             raise self._stop_error()
         waiter = Waiter(request_id)
-        self.post(partial(self._arrive, waiter), partial(self._line.refuse, waiter))
+        self._mailbox.post(partial(self._arrive, waiter), partial(self._line.refuse, waiter))
         if not waiter.place.done():
-            expire = partial(self.post, partial(self._expire, waiter))
+            expire = partial(self._mailbox.post, partial(self._expire, waiter))
             loop = asyncio.get_running_loop()
             waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
         try:
             return await waiter.wait_place()
         except asyncio.CancelledError:
-            self.post(partial(self._line.leave, waiter))
+            self._mailbox.post(partial(self._line.leave, waiter))
             raise
 
     async def ensure_ready(self, timeout_s: float) -> None:
@@ -146,11 +130,11 @@ class Slot:
         load = object()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._until(self._is_ready, partial(self._lodging.begin_load, load))
+                await self._mailbox.until(self._is_ready, partial(self._lodging.begin_load, load))
         except TimeoutError:
             raise self._waited_in_vain() from None
         finally:
-            self.post(partial(self._lodging.end_load, load))
+            self._mailbox.post(partial(self._lodging.end_load, load))
 
     async def unload(self, drain_timeout_s: float | None = None) -> None:
         """Drain, stop, and stay down until wanted again; returns when the engine is gone.
@@ -158,7 +142,7 @@ class Slot:
         Requests that wait in line stay there, and bring up another engine.
         """
         machine, number = self._machine, self._machine.crew.spawned
-        await self._until(
+        await self._mailbox.until(
             lambda: (
                 machine.crew.is_empty
                 or (machine.crew.engine is not None and machine.crew.engine.number > number)
@@ -176,18 +160,18 @@ class Slot:
             CapacityError: 503, the new one did not come up and the old one serves on.
         """
         number = self._machine.crew.spawned
-        await self._until(
+        await self._mailbox.until(
             lambda: self._is_settled_after(number), partial(self._machine.change_spec, spec)
         )
 
     def adjust(self, spec: ModelSpec) -> None:
         """Take a configuration that differs only in what the supervisor looks at."""
-        self.post(partial(self._machine.adjust_spec, spec))
-        self.post(self._lodging.take_limits)
+        self._mailbox.post(partial(self._machine.adjust_spec, spec))
+        self._mailbox.post(self._lodging.take_limits)
 
     def reset(self) -> None:
         """Forget crashes and failures; a FAILED model, or one in BACKOFF, tries again at once."""
-        self.post(partial(self._machine.reset, "it was reset"))
+        self._mailbox.post(partial(self._machine.reset, "it was reset"))
 
     async def leave(self, limit_s: float) -> None:
         """As `stop`, for a model that is to be served no longer."""
@@ -196,25 +180,27 @@ class Slot:
 
     async def stop(self, limit_s: float) -> None:
         """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
-        if self._is_over:
+        if self._mailbox.is_over:
             return
-        self.post(partial(self._line.refuse_all, self._stop_error))
-        self.post(self._residence.withdraw)
-        self.post(partial(self._machine.shut_down, self._now() + limit_s, self._stop_error))
+        self._mailbox.post(partial(self._line.refuse_all, self._stop_error))
+        self._mailbox.post(self._residence.withdraw)
+        self._mailbox.post(
+            partial(self._machine.shut_down, self._now() + limit_s, self._stop_error)
+        )
         if self._is_cut:
             # A second signal may come before the first has got here.
-            self.post(self._machine.cut)
-        await self._until(
+            self._mailbox.post(self._machine.cut)
+        await self._mailbox.until(
             lambda: self._machine.state is State.STOPPED and self._machine.crew.is_empty
         )
         self._machine.timers.cancel_all()
-        self._is_over = True
+        self._mailbox.close()
         self._lodging.end()
 
     def cut(self) -> None:
         """Hurry a `stop`, running or about to: kill what is left."""
         self._is_cut = True
-        self.post(self._machine.cut)
+        self._mailbox.post(self._machine.cut)
 
     @property
     def output(self) -> tuple[str, ...]:
@@ -257,7 +243,11 @@ class Slot:
             waits_for=self._residence.reason,
         )
 
-    # -- What its machine asks (machine.SlotSide) -------------------------------------------------
+    # -- What its machine asks (slot_context.SlotSide) --------------------------------------------
+
+    def post(self, message: Callable[[], object]) -> None:
+        """Put a message into the mailbox."""
+        self._mailbox.post(message)
 
     def ask_room(self) -> bool:
         """Whether an engine may be started now; else that is granted or refused later."""
@@ -304,88 +294,17 @@ class Slot:
         busy = (len(engine.leases) if engine else 0) + len(self._line)
         return Demand(machine.spec, busy)
 
-    # -- The mailbox ------------------------------------------------------------------------------
-
-    def post(self, message: Callable[[], object], on_fault: OnFault | None = None) -> None:
-        """Handle `message` after every one that was posted before it.
-
-        At once, where no other is being handled: a request that finds a free place does not wait
-        for a turn of the loop. What is posted while a message is handled, as a consequence of it,
-        comes after it, so that none ever meets the state that another has half changed.
-
-        Args:
-            message: what to do.
-            on_fault: told if it fails by a fault of our own.
-        """
-        self._mailbox.append((message, on_fault))
-        if self._is_open and not self._is_handling:
-            self._handle()
-
-    def _open(self) -> None:
-        self._is_open = True
-        self._handle()
-
-    def _handle(self) -> None:
-        self._is_handling = True
-        try:
-            while not self._is_over:
-                if self._mailbox:
-                    self._attempt(*self._mailbox.popleft())
-                elif self._is_suspect:
-                    # Only now: the exit of an engine that is missed may have been in a message.
-                    self._is_suspect = False
-                    if not self._mend():
-                        break
-                else:
-                    break
-                self._settle()
-        finally:
-            # Whatever came through, the next message must not find the mailbox shut for ever.
-            self._is_handling = False
-
-    def _attempt(self, act: Callable[[], object], on_fault: OnFault | None = None) -> None:
-        """Do it; a fault of our own must cost neither the front end nor the model for good."""
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001
-            self._is_suspect = True
-            log_failure("slot.message_failed", error, model=self.model_id)
-            if on_fault is not None:
-                on_fault(causes.not_done(self.model_id))
-
-    def _mend(self) -> bool:
-        """Something failed half done: make the record agree with itself; False = only later."""
-        wait_s = self._mend_at - self._now()
-        if wait_s > 0.0:
-            if not self._is_mend_due:
-                self._is_mend_due = True
-                asyncio.get_running_loop().call_later(wait_s, self.post, self._suspect)
-            return False
-        self._mend_at = self._now() + MEND_INTERVAL_S
-        self._attempt(self._lodging.mend)
-        return True
-
-    def _suspect(self) -> None:
-        self._is_suspect, self._is_mend_due = True, False
+    # -- What holds after every message -----------------------------------------------------------
 
     def _settle(self) -> None:
-        """What holds after every message: nobody waits for nothing, free places are given."""
-        self._attempt(self._lodging.settle)
-        self._attempt(self._grant)
-        for entry in tuple(self._conditions):
-            condition, future = entry
-            self._attempt(partial(_look_at, condition, future), partial(_refuse, future))
-            if future.done():
-                self._conditions.remove(entry)
-        self._attempt(self._residence.note_change)
+        """Nobody waits for nothing, free places are given, callers are told."""
+        attempt = self._mailbox.attempt
+        attempt(self._lodging.settle)
+        attempt(self._grant)
+        self._mailbox.look_at_conditions()
+        attempt(self._residence.note_change)
 
-    async def _until(self, condition: Condition, act: Callable[[], object] | None = None) -> None:
-        """Do `act` as a message, then wait for `condition`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if act is not None:
-            self.post(act, partial(_refuse, future))
-        self.post(partial(self._conditions.append, (condition, future)))
-        await future
+    # -- What callers wait for --------------------------------------------------------------------
 
     def _is_ready(self) -> bool | CapacityError:
         if self._machine.stop_by is not None:
@@ -455,12 +374,12 @@ class Slot:
     def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
         def release(lease: SlotLease, outcome: Outcome) -> None:
             # Whatever fails, the place is free again.
-            self.post(
+            self._mailbox.post(
                 partial(self._give_back, engine, lease, outcome),
                 lambda _: engine.leases.discard(lease),
             )
 
-        note_upgrade = partial(self.post, partial(self._machine.note_free, engine))
+        note_upgrade = partial(self._mailbox.post, partial(self._machine.note_free, engine))
         return SlotLease(engine, waiter.request_id, release, note_upgrade)
 
     def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
@@ -486,16 +405,3 @@ class Slot:
         else:
             cause = f"the engine is {machine.state}"
         return causes.waited_in_vain(self.model_id, cause, retry_after_s)
-
-
-def _look_at(condition: Condition, future: asyncio.Future[None]) -> None:
-    verdict = False if future.done() else condition()
-    if isinstance(verdict, CapacityError):
-        future.set_exception(verdict)
-    elif verdict:
-        future.set_result(None)
-
-
-def _refuse(future: asyncio.Future[None], error: CapacityError) -> None:
-    if not future.done():
-        future.set_exception(error)
