@@ -61,11 +61,16 @@ class Bench:
         """A prompt cache without the SSD tier, as an engine makes it at its start."""
         return PromptCache(entries_max=9, bytes_max=1 << 36)
 
-    def open(self) -> tuple[PromptCache, SsdStore]:
-        """A prompt cache over the directory, as an engine makes it at its start."""
+    def open(self, choice: RestoreChoice | None = None) -> tuple[PromptCache, SsdStore]:
+        """A prompt cache over the directory, as an engine makes it at its start.
+
+        Restores always unless a choice is given.
+        """
         store = SsdStore(self.root, IDENTITY, bytes_max=1 << 40)
         store.open()
-        cold = ColdSettings(tier=store, choice=RestoreChoice("always"), spill_bytes_max=1 << 34)
+        cold = ColdSettings(
+            tier=store, choice=choice or RestoreChoice("always"), spill_bytes_max=1 << 34
+        )
         return PromptCache(entries_max=9, bytes_max=1 << 36, cold=cold), store
 
     def first_token(self, cache: PromptCache | None) -> tuple[float, list[Any], str]:
@@ -107,15 +112,20 @@ def run(spec: ModelSpec | Path, tokens: int, runs: int) -> dict[str, Any]:
         bench.first_token(None)  # kernels, page faults
         results = _legs(bench, runs) | _off(bench, runs)
         results |= _rivals(bench, place, runs)
+        results |= _choice(bench, results)
     results["restore_over_cold"] = results["restart_s"] / results["cold_s"]
     results["load_rival_over_ours"] = results["mlx_lm_load_s"] / results["restore_s"]
     return results
 
 
 def _legs(bench: Bench, runs: int) -> dict[str, Any]:
-    cold = sorted(bench.first_token(None)[0] for _ in range(max(1, runs // 2)))
     cache, _ = bench.open()
-    _, state, _ = bench.first_token(None)
+    state: list[Any] = []
+    cold: dict[str, list[float]] = {"off_cold_s": [], "cold_s": []}
+    for _ in range(runs):  # in turns: a machine that slows down slows both
+        cold["off_cold_s"].append(_hit(bench, bench.open_off(), "none")[0])
+        seconds, state = _hit(bench, cache, "none")
+        cold["cold_s"].append(seconds)
     steps = sorted(bench.decode_step(state) for _ in range(5))
     for part in state:
         part.trim(6)  # back to the prompt without its last token
@@ -125,13 +135,14 @@ def _legs(bench: Bench, runs: int) -> dict[str, Any]:
     evidence = cache.flush(600)
     save_s = time.perf_counter() - start
     assert evidence.durable, evidence
-    ram = sorted(_hit(bench, cache, "ram") for _ in range(runs))
+    ram = [_hit(bench, cache, "ram")[0] for _ in range(runs)]
     ssd: list[float] = []
+    restores: list[float] = []
     for _ in range(runs):
         cache.trim_to(0)
         _drop_all(bench.root)
-        ssd.append(_hit(bench, cache, "ssd"))
-    restore_s = cache.last_take.restore_s
+        ssd.append(_hit(bench, cache, "ssd")[0])
+        restores.append(cache.last_take.restore_s)
     cache.close(60)
     restart: list[float] = []
     entries = 0
@@ -139,13 +150,14 @@ def _legs(bench: Bench, runs: int) -> dict[str, Any]:
         _drop_all(bench.root)
         again, store = bench.open()
         entries = store.stats().entries
-        restart.append(_hit(bench, again, "ssd"))
+        restart.append(_hit(bench, again, "ssd")[0])
         again.close(60)
+    restore_s = statistics.median(restores)
     size = next(bench.root.rglob("*.safetensors")).stat().st_size
     return {
         "tokens": len(bench.prompt),
         "entry_mb": size / 1e6,
-        "cold_s": statistics.median(cold),
+        **{name: statistics.median(each) for name, each in cold.items()},
         "step_s": statistics.median(steps),
         "ram_hit_s": statistics.median(ram),
         "ssd_hit_s": statistics.median(ssd),
@@ -161,18 +173,29 @@ def _legs(bench: Bench, runs: int) -> dict[str, Any]:
 
 
 def _off(bench: Bench, runs: int) -> dict[str, Any]:
-    """Cold, warm and restart without the SSD tier."""
-    found: dict[str, list[float]] = {"cold": [], "warm": [], "restart": []}
+    """Warm and restart without the SSD tier."""
+    found: dict[str, list[float]] = {"warm": [], "restart": []}
     for _ in range(runs):
         cache = bench.open_off()
-        seconds, state, _ = bench.first_token(cache)
-        found["cold"].append(seconds)
+        _, state = _hit(bench, cache, "none")
         for part in state:
             part.trim(1)
         cache.put(bench.prompt[:-1], state, "n", "assistant")
-        found["warm"].append(_hit(bench, cache, "ram"))
-        found["restart"].append(_hit(bench, bench.open_off(), "none"))
+        found["warm"].append(_hit(bench, cache, "ram")[0])
+        found["restart"].append(_hit(bench, bench.open_off(), "none")[0])
     return {f"off_{name}_s": statistics.median(each) for name, each in found.items()}
+
+
+def _choice(bench: Bench, results: dict[str, Any]) -> dict[str, Any]:
+    """What `--ssd-restore auto` makes of this run's rates, and the first token's time of it."""
+    choice = RestoreChoice("auto")
+    choice.note_prefill(results["tokens"], results["cold_s"])
+    choice.note_restore(int(results["entry_mb"] * 1e6), results["restore_s"])
+    cache, _ = bench.open(choice)
+    _drop_all(bench.root)
+    seconds, _, _ = bench.first_token(cache)
+    cache.close(60)
+    return {"auto_chose": cache.last_take.reason, "auto_s": seconds}
 
 
 def table(results: dict[str, Any]) -> str:
@@ -186,10 +209,11 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join("  ".join(f"{cell:>10}" for cell in row) for row in rows)
 
 
-def _hit(bench: Bench, cache: PromptCache, tier: str) -> float:
-    seconds, _, came_from = bench.first_token(cache)
+def _hit(bench: Bench, cache: PromptCache, tier: str) -> tuple[float, list[Any]]:
+    """Seconds to the first token and the cache then, of a prefix that came from this tier."""
+    seconds, state, came_from = bench.first_token(cache)
     assert came_from == tier, f"meant to measure {tier}, measured {came_from}"
-    return seconds
+    return seconds, state
 
 
 def _drop_all(root: Path) -> None:

@@ -9,6 +9,7 @@ def test_the_small_size_runs_every_leg() -> None:
     results = run(SMALL, tokens=300, runs=2)
     assert results["entries_found_at_start"] == 1
     assert results["flush_evidence"]["durable"] is True
+    assert results["auto_chose"] in ("restore_cheaper", "prefill_cheaper")
     off, on = table(results).splitlines()[1:]
     assert (off.split()[0], off.split()[-1]) == ("off", "0")
     assert (on.split()[0], on.split()[-1]) == ("on", "1")
