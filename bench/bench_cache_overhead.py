@@ -27,6 +27,7 @@ from tests.engine_process import REAL, EngineProcess
 from tests.material.models import FULL, SLOW, ModelSpec, build_model
 from tests.raw_http import ask
 
+from bench.paired import compare
 from mlx_isolate_shared.config import EngineSettings
 
 SMALL = FULL
@@ -75,16 +76,20 @@ def run(spec: ModelSpec | Path, pairs: int, tokens: int) -> dict[str, Any]:
                     speeds[word].append(speed(engine, number, tokens))
                 ratios.append(speeds["on"][-1] / speeds["off"][-1])
                 flushed = asyncio.run(speed_during_flush(on, pairs + number, tokens))
-                during_flush.append(flushed / speeds["on"][-1])
+                during_flush.append(flushed)
             flush = asyncio.run(ask(on.socket_path, "/admin/cache/flush", method="POST"))
     ordered = sorted(ratios)
+    on_over_off = compare(speeds["on"], speeds["off"], higher_is_better=True)
+    flush_over_on = compare(during_flush, speeds["on"], higher_is_better=True)
     return {
         "pairs": pairs,
         "tokens": tokens,
-        "on_over_off_median": statistics.median(ratios),
+        "on_over_off_median": on_over_off.ratio,
+        "on_over_off_95_low": on_over_off.ratio_low,
         "on_over_off_p10": ordered[len(ordered) // 10],
         "on_over_off_p90": ordered[-1 - len(ordered) // 10],
-        "flush_over_on_median": statistics.median(during_flush),
+        "flush_over_on_median": flush_over_on.ratio,
+        "flush_over_on_95_low": flush_over_on.ratio_low,
         "on_tokens_per_s": statistics.median(speeds["on"]),
         "off_tokens_per_s": statistics.median(speeds["off"]),
         "flush": flush.json,

@@ -126,8 +126,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     counts, rounds, requests = SMALL if options.small else REAL
-    results = run(counts, rounds, requests)
     facts = machine("aiohttp", "uvloop", "mlx-isolate")
+    results = run(counts, rounds, requests)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"{rounds} turns of {requests} requests\n" + table(results))
     if options.json is not None:

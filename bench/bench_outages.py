@@ -257,10 +257,10 @@ def main(arguments: list[str]) -> int:
     size = dataclasses.replace(
         SMALL if options.small else REAL, **{k: v for k, v in asked.items() if v is not None}
     )
+    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers, context=32768)
         pairs = run(build_model(Path(folder) / "random", spec), size, options.rival)
-    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"size: {size}\n" + table(pairs, options.rival.partition("=")[0]))
     if options.json is not None:

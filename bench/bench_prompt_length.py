@@ -79,6 +79,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     hidden, layers, lengths, rounds = SMALL if options.small else REAL
     lengths = tuple(options.tokens or lengths)
+    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         spec = ModelSpec(
             kind="full", hidden=hidden, layers=layers, context=max(lengths) * 5 // 4 + 1024
@@ -87,7 +88,6 @@ def main(arguments: list[str]) -> int:
         if options.model is None:
             build_model(model, spec)
         pairs = run(model, lengths, options.rounds or rounds)
-    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"hidden {hidden}, layers {layers}\n" + table(pairs))
     if options.json is not None:

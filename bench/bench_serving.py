@@ -175,10 +175,10 @@ def main(arguments: list[str]) -> int:
         warm_ups=base.warm_ups if options.warm_ups is None else options.warm_ups,
         words=base.words,
     )
+    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         model = options.model.absolute() if options.model else random_model(Path(folder), size)
         results = run(model, size, options.rival)
-    facts = machine("mlx", "mlx-lm", "mlx-isolate")
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"size: {size}\n" + table(results, options.rival.partition("=")[0]))
     if options.json is not None:
