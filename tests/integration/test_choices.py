@@ -124,6 +124,7 @@ def test_two_requests_with_several_choices_do_not_mix(tmp_path: Path) -> None:
 def test_a_choice_that_never_comes_leaves_nothing_behind(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, FAST_GPU, rehearsed=True)
     lane.finish(lane.ask(1000, group="one", choices=3))
-    assert lane.lane.shared_prefills == 1
+    shared = lane.lane._shared  # pyright: ignore[reportPrivateUsage]
+    assert len(shared) == 1
     lane.finish(lane.ask(10))
-    assert lane.lane.shared_prefills == 0
+    assert len(shared) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_isolate_engine.generation.continuous import COALESCE_S
+from mlx_isolate_engine.generation.entrance import COALESCE_S
 from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
 

@@ -1,11 +1,11 @@
 """The continuous lane: many completions in one batch of mlx-lm's BatchGenerator.
 
-Owns which rows wait, run or are parked, and every call of the generator. Decides nothing about
-text (row), order (admission) or step length (pacing).
+Owns which rows are in the batch, and every call of the generator. Decides nothing about text (row),
+who comes in (entrance) or step length (pacing).
 """
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +15,12 @@ from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
+from mlx_isolate_engine.generation.entrance import Entrance
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.layerwise import LayerwiseGenerator
 from mlx_isolate_engine.generation.outbox import RESUME_SHARE
 from mlx_isolate_engine.generation.pacing import PrefillPace
+from mlx_isolate_engine.generation.parking import Parked, Parking
 from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import Adapters, EntryKind
 from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, Rehearsal
@@ -31,29 +33,10 @@ from mlx_isolate_shared.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-# Share of max_step_s that a step may spend on reading cached prefixes from disk.
-RESTORE_SHARE = 0.3
-# Who has come waits so long for those who are being prepared, to join with them: joining one by one
-# costs everybody some passes of the model each time.
-COALESCE_S = 0.025
 # A piece of prefill longer than this waits until prompts that have just run have their first token.
 HOLD_OVER_S = 0.01
 # Steps in a row that prefill may wait so; without a limit a stream of chats would stop it.
 HOLD_STEPS_MAX = 4
-
-
-class Parked:
-    """A row that was taken out of the batch: its cache, its tokens, and the one to run next.
-
-    `since` is when it began to wait for its place, in seconds.
-    """
-
-    def __init__(self, row: Row, cache: list[Any], tokens: list[int], next_token: int) -> None:
-        self.since = 0.0
-        self.row = row
-        self.cache = cache
-        self.tokens = tokens
-        self.next_token = next_token
 
 
 class ContinuousLane:
@@ -73,13 +56,13 @@ class ContinuousLane:
         self._deliveries = parts.deliveries
         self._clock = parts.clock
         self._endings = Endings("continuous", parts.counters, parts.deliveries)
-        self._room = room
         self._rows_max = max(1, settings.decode_concurrency)
-        self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
         self._pace = PrefillPace(settings.max_step_s, settings.prefill_step_size)
         self._held = 0
         self._adapters = parts.adapters
         self._shared = SharedPrefills()
+        self._entrance = Entrance(parts, self._pace, self._shared, room)
+        self._parking = Parking(parts.clock)
         self._turns = Turns(parts.clock.monotonic())
         self._generator = LayerwiseGenerator(
             BatchModel(parts.model, parts.deliveries.flush),
@@ -89,12 +72,8 @@ class ContinuousLane:
             prefill_batch_size=self._rows_max,
             prefill_step_size=settings.prefill_step_size,
         )
-        self._waiting: list[Row] = []
-        self._restoring: list[tuple[Row, Generator[None, None, Found]]] = []
         self._prefilling: dict[int, Row] = {}
         self._decoding: dict[int, Row] = {}
-        self._parked: dict[Ticket, Parked] = {}
-        self._resuming: list[Parked] = []
 
     def rehearse(self, length_max: int, seconds_max: float = REHEARSAL_S) -> None:
         """Before anything else, on a GPU: run every shape once (see rehearsal.py).
@@ -116,76 +95,63 @@ class ContinuousLane:
 
     def has_work(self) -> bool:
         """See `Lane.has_work`."""
-        running = self._prefilling or self._decoding or self._restoring
-        return bool(running or self._waiting or self._resuming)
+        running = self._prefilling or self._decoding or self._entrance.restoring
+        return bool(running or self._entrance.waiting or self._parking.resuming)
 
     def wait_s(self) -> float:
         """See `Lane.wait_s`."""
-        if self._prefilling or self._decoding or self._restoring or self._resuming:
+        running = self._prefilling or self._decoding or self._entrance.restoring
+        if running or self._parking.resuming:
             return 0.0
-        return self._company_due_s()
+        return self._entrance.company_due_s()
 
     def flushes_soon(self) -> bool:
         """See `Lane.flushes_soon`."""
-        is_busy = self._prefilling or self._waiting or self._restoring or self._resuming
+        entrance = self._entrance
+        is_busy = (
+            self._prefilling or entrance.waiting or entrance.restoring or self._parking.resuming
+        )
         if is_busy or not self._decoding:
             return False
         return all(row.generated > 1 for row in self._decoding.values())
 
-    def _company_due_s(self) -> float:
-        """How long those who wait should go on waiting for those who are being prepared."""
-        if not self._counters.coming or len(self._waiting) >= self._prompts_max:
-            return 0.0
-        first = min((row.submitted_at for row in self._waiting), default=0.0)
-        return max(0.0, first + COALESCE_S - self._clock.monotonic())
-
     def submit(self, ticket: Ticket) -> None:
         """See `Lane.submit`."""
-        self._waiting.append(Row(ticket, self._family, self._clock))
+        self._entrance.waiting.append(Row(ticket, self._family, self._clock))
 
     def resume(self, ticket: Ticket) -> None:
         """See `Lane.resume`."""
-        parked = self._parked.pop(ticket, None)
-        if parked is not None:
-            ticket.is_parked = False
-            self._put_in_line(parked)
+        self._parking.resume(ticket)
 
     def drop(self, ticket: Ticket) -> None:
         """See `Lane.drop`; what its cache holds is kept."""
-        if (waiting := _find(self._waiting, ticket)) is not None:
-            self._waiting.remove(waiting)
-        elif (restoring := self._pop_restoring(ticket)) is not None:
-            self._counters.active -= 1
-            restoring.close()
-        elif (row := _find(self._prefilling.values(), ticket)) is not None:
+        if self._entrance.drop(ticket) or self._give_up(ticket):
+            self._endings.drop(ticket)
+
+    def _give_up(self, ticket: Ticket) -> bool:
+        """Take a row out of the batch, or from beside it; False where it has ended by itself."""
+        if (row := _find(self._prefilling.values(), ticket)) is not None:
             self._take_out(row, "partial")
         elif (row := _find(self._decoding.values(), ticket)) is not None:
             self._take_out(row, "assistant")
-        elif (parked := self._pop_parked(ticket)) is not None:
+        elif (parked := self._parking.pop(ticket)) is not None:
             self._counters.active -= 1
             self._reuse.keep(parked.row, parked.tokens, parked.cache, "assistant")
         else:
-            return  # It has ended by itself.
-        self._endings.drop(ticket)
+            return False
+        return True
 
     def close(self, error: EngineError) -> None:
         """See `Lane.close`."""
-        for _, restoring in self._restoring:
-            restoring.close()
+        self._entrance.close()
         for row in self._everybody():
             self._endings.refuse(row.ticket, error)
         self._counters.active = 0
         self._generator.close()
 
-    @property
-    def shared_prefills(self) -> int:
-        """Prompts kept for further choices of their requests."""
-        return len(self._shared)
-
     def _everybody(self) -> list[Row]:
-        rows = [*self._waiting, *self._prefilling.values(), *self._decoding.values()]
-        rows += [parked.row for parked in (*self._parked.values(), *self._resuming)]
-        return [*rows, *(row for row, _ in self._restoring)]
+        in_batch = [*self._prefilling.values(), *self._decoding.values()]
+        return [*self._entrance.rows, *in_batch, *self._parking.rows]
 
     # -- one step
 
@@ -194,7 +160,9 @@ class ContinuousLane:
         if not self.flushes_soon():  # not any more: a message has changed what is to be done
             self._deliveries.flush()
         self._let_in()
-        self._restore()
+        if self._entrance.restoring:
+            for row, found in self._entrance.restored():
+                self._insert(row, found)
         before = self._clock.monotonic()
         self._generator.prefill_step_size = self._width()
         prompts, tokens = self._generator.next()
@@ -226,57 +194,19 @@ class ContinuousLane:
     def _let_in(self) -> None:
         if self._adapters is not None and not self._is_turn_on(self._adapters):
             return
-        running = len(self._prefilling) + len(self._decoding) + len(self._restoring)
-        for parked in [each for each in self._resuming if self._is_mounted(each.row)]:
+        entrance, parking = self._entrance, self._parking
+        running = len(self._prefilling) + len(self._decoding) + len(entrance.restoring)
+        for parked in [each for each in parking.resuming if self._is_mounted(each.row)]:
             if running >= self._rows_max:
                 break
-            self._resuming.remove(parked)
+            parking.resuming.remove(parked)
             self._insert_parked(parked)
             running += 1
         if self._shared:
             self._shared.forget_ended(self._everybody())
-        if not self._waiting or running >= self._rows_max or self._company_due_s() > 0:
+        if not entrance.waiting or running >= self._rows_max or entrance.company_due_s() > 0:
             return
-        for row in self._choose():
-            self._counters.active += 1
-            self._restoring.append((row, self._find(row)))
-
-    def _find(self, row: Row) -> Generator[None, None, Found]:
-        """What the row begins with: its sibling's prompt, or what the prompt cache has."""
-        found = self._shared.take(row)
-        if found is not None:
-            return found
-        return (yield from self._reuse.find(row))
-
-    def _choose(self) -> list[Row]:
-        """Take the rows that join now from those that wait."""
-        running = [*self._prefilling.values(), *(row for row, _ in self._restoring)]
-        lengths = (row.length for row in (*running, *self._decoding.values()))
-        lefts = [row.prompt_left for row in running if row.prompt_left > 1]
-        batch = admission.Batch(
-            prefilling=lefts,
-            decoding=len(self._decoding) + len(running) - len(lefts),
-            longest=max(lengths, default=0),
-            rows_max=self._rows_max,
-            prompts_max=self._prompts_max,
-            allowance=self._pace.allowance(is_quiet=not self._decoding),
-            step_size=self._settings.prefill_step_size,
-            room=self._room,
-        )
-        mounted = [row for row in self._waiting if self._is_mounted(row)]
-        candidates = self._shared.candidates(mounted, [r for r in running if r.prompt_left > 1])
-        waiters = [
-            admission.Waiter(
-                tokens=1 if self._shared.has(row) else row.prompt_left - self._reuse.expect(row),
-                length=row.length,
-                since=row.submitted_at,
-            )
-            for row in candidates
-        ]
-        chosen = admission.choose(waiters, batch, self._clock.monotonic())
-        rows = [candidates[position] for position in chosen]
-        self._waiting = [row for row in self._waiting if row not in rows]
-        return rows
+        entrance.let_in(self._prefilling.values(), self._decoding.values(), self._turns.mounted)
 
     # -- whose adapter is mounted
 
@@ -287,39 +217,21 @@ class ContinuousLane:
         """Whether completions of the mounted adapter may join; mounts another when it is time."""
         waiting: dict[str | None, float] = {}
         for adapter, since in (
-            *((row.plan.adapter, row.submitted_at) for row in self._waiting),
-            *((parked.row.plan.adapter, parked.since) for parked in self._resuming),
+            *((row.plan.adapter, row.submitted_at) for row in self._entrance.waiting),
+            *((parked.row.plan.adapter, parked.since) for parked in self._parking.resuming),
         ):
             waiting[adapter] = min(since, waiting.get(adapter, since))
-        running = self._prefilling or self._decoding or self._restoring
+        running = self._prefilling or self._decoding or self._entrance.restoring
         decision, adapter = self._turns.decide(
             waiting, self._clock.monotonic(), is_running=bool(running)
         )
         if decision == "switch":
             adapters.mount(adapter)
-        elif decision == "drain" and not self._prefilling and not self._restoring:
+        elif decision == "drain" and not self._prefilling and not self._entrance.restoring:
             for row in [each for each in self._decoding.values() if each.generated]:
                 if (aside := self._set_aside(row)) is not None:
-                    self._put_in_line(aside)
+                    self._parking.put_in_line(aside)
         return decision != "drain"
-
-    def _put_in_line(self, parked: Parked) -> None:
-        parked.since = self._clock.monotonic()
-        self._resuming.append(parked)
-
-    def _restore(self) -> None:
-        """Look for cached prefixes; a long read from disk goes on in later steps."""
-        deadline = self._clock.monotonic() + self._settings.max_step_s * RESTORE_SHARE
-        while self._restoring:
-            row, steps = self._restoring[0]
-            try:
-                next(steps)
-            except StopIteration as end:
-                del self._restoring[0]
-                self._insert(row, end.value)
-                continue
-            if self._clock.monotonic() >= deadline:
-                return
 
     def _insert(self, row: Row, found: Found) -> None:
         cache, reused = found
@@ -445,8 +357,7 @@ class ContinuousLane:
         if parked is None:
             return
         log.info("completion.parked request=%s", row.plan.request_id)
-        self._parked[row.ticket] = parked
-        row.ticket.is_parked = True
+        self._parking.park(parked)
         # The reader may have caught up just before it could see that the row is parked.
         if row.ticket.outbox.unread_bytes <= self._settings.stall_buffer_bytes * RESUME_SHARE:
             self.resume(row.ticket)
@@ -475,21 +386,6 @@ class ContinuousLane:
             self._endings.complete(row, advance.reason)
             return None
         return Parked(row, cache, list(tokens), next_token)
-
-    def _pop_parked(self, ticket: Ticket) -> Parked | None:
-        parked = self._parked.pop(ticket, None)
-        if parked is None:
-            parked = next((each for each in self._resuming if each.row.ticket is ticket), None)
-            if parked is not None:
-                self._resuming.remove(parked)
-        return parked
-
-    def _pop_restoring(self, ticket: Ticket) -> Generator[None, None, Found] | None:
-        for position, (row, steps) in enumerate(self._restoring):
-            if row.ticket is ticket:
-                del self._restoring[position]
-                return steps
-        return None
 
 
 def _find(rows: Iterable[Row], ticket: Ticket) -> Row | None:
