@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.cache import kinds, kv_file, snapshot
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.kv_check import read_header
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.cache import kv_file
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.directory import QUARANTINED_MAX
 from mlx_isolate_engine.cache.kv_check import read_header
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from tests.fakes.toy_caches import KINDS, TOKENS, assert_same, feed

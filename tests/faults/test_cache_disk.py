@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.directory import CacheDirectory
 from mlx_isolate_engine.cache.kv_check import verify
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from tests.fakes.toy_caches import assert_same, feed

@@ -13,9 +13,10 @@ import pytest
 
 from mlx_isolate_engine.cache import kinds, kv_io, snapshot
 from mlx_isolate_engine.cache.array_codec import ArrayBuffers
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.damage import Damage
 from mlx_isolate_engine.cache.directory import CacheDirectory
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity

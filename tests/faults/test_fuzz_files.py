@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.cache import kv_file
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.damage import Damage
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.model import demo

@@ -15,7 +15,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.cold_side import ColdSettings
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.snapshot import arrays_of
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.cold_side import ColdSettings
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.write_behind import FlushEvidence
 from mlx_isolate_shared.errors import CacheError

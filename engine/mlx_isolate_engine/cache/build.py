@@ -6,8 +6,9 @@ from typing import cast
 
 import psutil
 
+from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.fingerprint import Fingerprint, fingerprint
-from mlx_isolate_engine.cache.prompt_cache import ColdSettings, PromptCache
+from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import MODES, Mode, RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_shared.config import EngineSettings

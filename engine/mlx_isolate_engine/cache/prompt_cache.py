@@ -5,7 +5,6 @@ any thread. Nobody outside knows how many tiers there are. A cache that cannot b
 never an error.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -13,22 +12,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from mlx_isolate_engine.cache import kinds, snapshot
-from mlx_isolate_engine.cache.cold_tier import ColdTier, Found
+from mlx_isolate_engine.cache.cold_side import ColdSettings, ColdSide
 from mlx_isolate_engine.cache.ram_tier import Entry, EntryKind, RamTier
-from mlx_isolate_engine.cache.restore_choice import RestoreChoice
-from mlx_isolate_engine.cache.token_index import Match, token_key
-from mlx_isolate_engine.cache.write_behind import FlushEvidence, WriteBehind
-from mlx_isolate_engine.cache.write_schedule import WriteSchedule
-from mlx_isolate_shared.errors import CacheError
+from mlx_isolate_engine.cache.token_index import Match, key_length, token_key
+from mlx_isolate_engine.cache.write_behind import FlushEvidence
 from mlx_isolate_shared.wire import CacheFigures
-
-log = logging.getLogger(__name__)
-
-# How often one take looks for another file after the one it found turned out to be unusable.
-RESTORE_TRIES_MAX = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +33,6 @@ class TakeFacts:
     tokens: int
     reason: str = ""
     restore_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColdSettings:
-    """The cold tier and how it is used.
-
-    Attributes:
-        write_behind: write what completions leave as soon as nobody generates; without it only
-            what leaves RAM is written.
-        spill_bytes_max: bytes that entries out of RAM and not yet written may hold.
-        demote_idle_s: after so long without work RAM is given back; 0 = never.
-    """
-
-    tier: ColdTier
-    choice: RestoreChoice
-    write_behind: bool = True
-    spill_bytes_max: int = 0
-    debounce_s: float = 1.0
-    demote_idle_s: float = 0.0
 
 
 class PromptCache:
@@ -82,27 +52,10 @@ class PromptCache:
         self._hits = 0
         self._hit_tokens = 0
         self._misses: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-        self._restores = 0
-        self._restore_s = 0.0
-        self._spills = 0
-        self.put_seconds_last = 0.0
-        self.put_seconds_max = 0.0
         self.last_take = TakeFacts(tier="none", tokens=0)
-        self._cold = cold
-        self._writer: WriteBehind | None = None
-        self._schedule: WriteSchedule | None = None
-        if cold is not None:
-            self._schedule = WriteSchedule(
-                debounce_s=cold.debounce_s, spill_bytes_max=cold.spill_bytes_max
-            )
-            self._writer = WriteBehind(
-                cold.tier,
-                self._schedule,
-                demote_idle_s=cold.demote_idle_s,
-                demote=self._demote,
-            )
-            self._writer.start()
+        self._cold = None if cold is None else ColdSide(cold, self._demote)
+        if self._cold is not None:
+            self._cold.start()
 
     def take(self, tokens: Sequence[int], namespace: str) -> tuple[list[Any] | None, int]:
         """The longest usable prefix of a prompt.
@@ -149,11 +102,13 @@ class PromptCache:
         reason = "longest"
         in_ram = match.length if match else 0
         if self._cold is not None and in_ram < longest:
-            restored, reason = yield from self._restore(
+            restored, reason = yield from self._cold.restore(
                 namespace, key, in_ram, (length_min, longest)
             )
             if restored is not None:
-                return restored
+                length, spent_s = restored.tokens, restored.seconds
+                self._hit(TakeFacts(tier="ssd", tokens=length, reason=reason, restore_s=spent_s))
+                return restored.cache, length
         if match is None:
             return self._miss(namespace, key, reason) if is_last_try else (None, 0)
         return self._hand_out(match, reason)
@@ -193,63 +148,6 @@ class PromptCache:
         self.last_take = TakeFacts(tier="none", tokens=0, reason=reason)
         return None, 0
 
-    def _restore(
-        self, namespace: str, key: bytes, in_ram: int, between: tuple[int, int]
-    ) -> Generator[None, None, tuple[tuple[list[Any], int] | None, str]]:
-        """A longer prefix from the cold tier, if there is one and it is the cheaper way.
-
-        Args:
-            in_ram: what RAM gives.
-            between: at least and at most so many tokens.
-        """
-        assert self._cold is not None
-        shortest, longest = between
-        reason = "longest"
-        if self._cold.choice.mode == "never":
-            return None, reason
-        for _ in range(RESTORE_TRIES_MAX):
-            found = self._cold.tier.find(namespace, key, length_max=longest)
-            if found is None or found.length < shortest or found.length <= in_ram:
-                break
-            choice = self._cold.choice.choose(tokens_gained=found.length - in_ram, size=found.bytes)
-            if not choice.restore:
-                return None, choice.reason
-            try:
-                cache, seconds = yield from self._stream(found, room_for=len(key) // 4)
-            except CacheError as error:
-                reason = f"ssd_{getattr(error, 'reason', 'error')}"
-                log.info("cache.restore_failed cause=%s", error)
-                continue
-            self._restores += 1
-            self._restore_s += seconds
-            self._cold.choice.note_restore(found.bytes, seconds)
-            facts = TakeFacts(
-                tier="ssd", tokens=found.length, reason=choice.reason, restore_s=seconds
-            )
-            self._hit(facts)
-            return (cache, found.length), choice.reason
-        return None, reason
-
-    def _stream(
-        self, found: Found, *, room_for: int
-    ) -> Generator[None, None, tuple[list[Any], float]]:
-        """Read an entry, yielding between tensors; the seconds are those spent reading."""
-        assert self._cold is not None
-        reading = self._cold.tier.restore(found, room_for=room_for)
-        seconds = 0.0
-        try:
-            while True:
-                start = time.perf_counter()
-                try:
-                    next(reading)
-                except StopIteration as end:
-                    cache: list[Any] = end.value
-                    return cache, seconds + time.perf_counter() - start
-                seconds += time.perf_counter() - start
-                yield
-        finally:
-            reading.close()  # the caller may have given up between two tensors
-
     def put(
         self, tokens: Sequence[int], cache: Sequence[Any], namespace: str, kind: EntryKind
     ) -> None:
@@ -265,10 +163,8 @@ class PromptCache:
             cache: mlx-lm cache objects of one row (never a batch).
             kind: which part of a conversation ends here.
         """
-        start = time.perf_counter()
         length = kinds.usable_length(len(tokens), cache)
         if length is None:
-            self.refused["uncertain_length"] += 1
             return
         kept = snapshot.keep(cache, length)
         entry = Entry(
@@ -280,38 +176,10 @@ class PromptCache:
             storable=kinds.can_store(kept),
             kind=kind,
         )
-        if not entry.storable:
-            self.refused["not_storable"] += 1
         with self._lock:
             pushed = self._ram.put(entry)
         if self._cold is not None:
-            self._hand_down(entry, pushed.evicted, pushed.absorbed)
-        self.put_seconds_last = time.perf_counter() - start
-        self.put_seconds_max = max(self.put_seconds_max, self.put_seconds_last)
-
-    def _hand_down(self, entry: Entry, evicted: Sequence[Entry], absorbed: Sequence[Entry]) -> None:
-        assert self._cold is not None and self._writer is not None
-        if self._cold.write_behind and entry not in evicted and self._is_dirty(entry):
-            self._writer.snapshot(entry, replaces=absorbed)
-        else:
-            for prefix in absorbed:
-                self._writer.discard(prefix.namespace, prefix.key)
-        self._spill(evicted)
-
-    def _is_dirty(self, entry: Entry) -> bool:
-        assert self._cold is not None
-        tier = self._cold.tier
-        return entry.storable and not tier.has(entry.namespace, entry.key, cuttable=entry.cuttable)
-
-    def _spill(self, evicted: Sequence[Entry]) -> None:
-        if self._writer is None:
-            return
-        for entry in evicted:
-            if self._is_dirty(entry):
-                self._spills += 1
-                self._writer.spill(entry)
-            else:
-                self._writer.discard(entry.namespace, entry.key)
+            self._cold.hand_down(entry, pushed.evicted, pushed.absorbed)
 
     def wants_checkpoint(self, cache: Sequence[Any]) -> bool:
         """Whether a `put` in the middle of a completion is of use for this kind of cache.
@@ -329,24 +197,25 @@ class PromptCache:
 
     def set_idle(self, idle: bool) -> None:
         """Tell whether the generation thread has nothing to do; background work waits for it."""
-        if self._writer is not None:
-            self._writer.set_idle(idle)
+        if self._cold is not None:
+            self._cold.writer.set_idle(idle)
 
     def trim_to(self, bytes_max: int) -> None:
         """Give RAM back at once, e.g. to make room for the rows of a batch; it spills."""
         with self._lock:
             evicted = self._ram.trim(bytes_max)
-        self._spill(evicted)
+        if self._cold is not None:
+            self._cold.spill(evicted)
 
     def _demote(self) -> bool:
         """All has been idle for long: what is durable leaves RAM, the rest is written first."""
-        assert self._cold is not None and self._writer is not None
+        assert self._cold is not None
         changed = False
         with self._lock:
             entries = self._ram.entries()
         for entry in entries:
-            if self._is_dirty(entry):
-                self._writer.write_now(entry)
+            if self._cold.is_dirty(entry):
+                self._cold.writer.write_now(entry)
             elif entry.storable:
                 with self._lock:
                     self._ram.remove(entry)
@@ -358,9 +227,8 @@ class PromptCache:
         with self._lock:
             count = len(self._ram)
             self._ram.clear()
-        if self._writer is not None and self._cold is not None:
-            self._writer.clear()
-            count += self._cold.tier.clear()
+        if self._cold is not None:
+            count += self._cold.clear()
         return count
 
     def entries(self) -> list[dict[str, object]]:
@@ -370,10 +238,10 @@ class PromptCache:
         return [
             {
                 "tier": "ram",
-                "tokens": len(entry.key) // 4,
+                "tokens": key_length(entry.key),
                 "bytes": entry.bytes,
                 "kind": entry.kind,
-                "durable": self._cold is not None and not self._is_dirty(entry),
+                "durable": self._cold is not None and not self._cold.is_dirty(entry),
             }
             for entry in entries
         ]
@@ -381,7 +249,7 @@ class PromptCache:
     @property
     def has_cold_tier(self) -> bool:
         """Whether anything can be made durable."""
-        return self._writer is not None
+        return self._cold is not None
 
     def flush(self, timeout_s: float) -> FlushEvidence:
         """Wait until what is dirty now is durable; never call it on the generation thread.
@@ -389,18 +257,18 @@ class PromptCache:
         Covers all of RAM: what is written by itself only when it leaves RAM (without
         write-behind), and what was durable once and whose file somebody has removed.
         """
-        if self._writer is None:
+        if self._cold is None:
             return FlushEvidence(durable=False)
-        return self._writer.flush(timeout_s, self._write_all)
+        return self._cold.writer.flush(timeout_s, self._write_all)
 
     def _write_all(self) -> None:
         """Hand what RAM alone holds to the writer."""
-        assert self._writer is not None
+        assert self._cold is not None
         with self._lock:
             entries = self._ram.entries()
         for entry in entries:
-            if self._is_dirty(entry):
-                self._writer.write_now(entry)
+            if self._cold.is_dirty(entry):
+                self._cold.writer.write_now(entry)
 
     def close(self, timeout_s: float) -> FlushEvidence:
         """Write what RAM holds and is not durable, as far as the time allows, and end.
@@ -408,12 +276,12 @@ class PromptCache:
         Call it once nothing more is admitted: what is just being kept is waited for, up to half
         of the time.
         """
-        if self._writer is None:
+        if self._cold is None:
             return FlushEvidence(durable=False)
         began = time.monotonic()
-        self._writer.wait_idle(timeout_s / 2)
+        self._cold.writer.wait_idle(timeout_s / 2)
         timeout_s -= time.monotonic() - began
-        return self._writer.close(timeout_s, self._write_all)
+        return self._cold.writer.close(timeout_s, self._write_all)
 
     def figures(self) -> CacheFigures:
         """Both tiers in numbers, since the start."""
@@ -429,26 +297,4 @@ class PromptCache:
             hit_tokens=self._hit_tokens,
             miss_reasons=dict(self._misses),
         )
-        if self._cold is None or self._writer is None:
-            return ram
-        stats = self._cold.tier.stats()
-        evidence = self._writer.evidence()
-        return msgspec.structs.replace(
-            ram,
-            ssd_enabled=True,
-            ssd_entries=stats.entries,
-            ssd_bytes=stats.bytes,
-            ssd_bytes_max=stats.bytes_max,
-            restores=self._restores,
-            restore_choices=dict(self._cold.choice.made),
-            restore_ms=self._restore_s * 1000,
-            restore_bytes_per_s=self._cold.choice.restore_bytes_per_s or 0.0,
-            spills=self._spills,
-            pending_snapshots=evidence.pending_snapshots,
-            pending_spills=evidence.pending_spills,
-            pending_spill_bytes=evidence.pending_spill_bytes,
-            dropped_spills=evidence.dropped_spills,
-            failed_writes=evidence.failed_writes,
-            quarantined=stats.quarantined,
-            longest_durable_prefix=stats.longest_prefix,
-        )
+        return ram if self._cold is None else self._cold.add_figures(ram)
