@@ -15,6 +15,7 @@ import pytest
 from mlx_isolate_shared.errors import HttpError
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.lodging import Lodging
+from mlx_isolate_supervisor.models.memory_return import MemoryReturn
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.models.residency import Residency
@@ -54,7 +55,8 @@ TARGETS: list[tuple[Any, str]] = [
     *((Retirees, name) for name in ("_end", "note_free", "forget")),
     *((Incarnation, name) for name in ("hear_progress", "look", "last_exit")),
     *((Lodging, name) for name in ("settle", "ask_room", "go_down", "step_aside", "tenancy")),
-    *((Residency, name) for name in ("_look", "_carry_out", "note_gone")),
+    *((Residency, name) for name in ("_look", "_carry_out")),
+    (MemoryReturn, "note_gone"),
     *((Timers, name) for name in ("set", "take")),
     *((past, "model_fingerprint"), (machine, "log_event")),
 ]

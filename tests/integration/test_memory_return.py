@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from mlx_isolate_supervisor.models.memory_return import RETURN_LIMIT_S
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
-from mlx_isolate_supervisor.models.residency import RETURN_LIMIT_S
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.simulation import SimulatedLoop, simulate, simulated_pool
 

@@ -11,8 +11,8 @@ from mlx_isolate_engine import device
 from mlx_isolate_shared.wire import ModelFacts
 from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.models.devices import Device, DeviceBook, gpu_of
-from mlx_isolate_supervisor.models.eviction import GpuLimits
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits, pool_limits, with_devices
+from mlx_isolate_supervisor.models.room import GpuLimits
 from tests.fakes.statuses import FACTS
 
 GB = 1_000_000_000

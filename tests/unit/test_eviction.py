@@ -6,15 +6,8 @@ import msgspec
 import pytest
 
 from mlx_isolate_supervisor.config import GroupSpec
-from mlx_isolate_supervisor.models.eviction import (
-    GpuLimits,
-    Plan,
-    Resident,
-    Rules,
-    Wish,
-    decide,
-    may_not_share,
-)
+from mlx_isolate_supervisor.models.eviction import decide, may_not_share
+from mlx_isolate_supervisor.models.room import GpuLimits, Plan, Resident, Rules, Wish
 
 ONE = Rules(models_max=1)
 TEN = Rules(budget_bytes=10, ceiling_bytes=10)

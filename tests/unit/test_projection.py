@@ -8,7 +8,6 @@ import pytest
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.devices import Device
-from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import (
     ENTRIES_MAX,
     Footprint,
@@ -21,6 +20,7 @@ from mlx_isolate_supervisor.models.projection import (
     need_of,
     weights_bytes,
 )
+from mlx_isolate_supervisor.models.room import Need
 
 MB = 1_000_000
 

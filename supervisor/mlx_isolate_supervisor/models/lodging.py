@@ -1,6 +1,6 @@
 """One model's room: when it asks for it, keeps it and leaves, and how long it stays idle.
 
-Stands between a slot and the residency (implements `residency.Tenant`): what the residency decides
+Stands between a slot and the residency (implements `tenant.Tenant`): what the residency decides
 becomes a message in the slot's mailbox, and is judged there by what is true by then.
 """
 
@@ -62,7 +62,7 @@ class Lodging:
         self._idle_timer: asyncio.TimerHandle | None = None
         self.take_limits()
 
-    # -- What the residency asks and tells (residency.Tenant) -------------------------------------
+    # -- What the residency asks and tells (tenant.Tenant) ----------------------------------------
 
     @property
     def model_id(self) -> str:

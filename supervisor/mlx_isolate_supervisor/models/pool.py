@@ -14,11 +14,11 @@ from mlx_isolate_supervisor.engines.spawner import EngineSource, Spawner
 from mlx_isolate_supervisor.engines.standby import SPARE_BYTES, Standbys, Surroundings
 from mlx_isolate_supervisor.engines.standby_plan import Demand
 from mlx_isolate_supervisor.models.devices import DeviceBook, gpu_of
-from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import FootprintBook, footprint_key
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits, with_devices
 from mlx_isolate_supervisor.models.projection import need_of
 from mlx_isolate_supervisor.models.residency import Residency
+from mlx_isolate_supervisor.models.room import Need
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slots.slot import Slot
 from mlx_isolate_supervisor.slots.slot_context import SlotContext

@@ -7,7 +7,7 @@ import msgspec
 from mlx_isolate_supervisor.config import GroupSpec, MemoryPolicy, ServeSettings
 from mlx_isolate_supervisor.engines import memory
 from mlx_isolate_supervisor.models.devices import Device
-from mlx_isolate_supervisor.models.eviction import GpuLimits
+from mlx_isolate_supervisor.models.room import GpuLimits
 from mlx_isolate_supervisor.settings.layers import MEMORY_BUDGET_SHARE
 
 # Nothing else needs much of a GPU's own memory; the rest is for what MLX does not count.
@@ -20,7 +20,7 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         models_max: models loaded at a time; 0 = any number.
         budget_bytes: memory of all engines; None = unlimited.
-        ceiling_bytes: what one model alone may need; see `eviction.Rules`.
+        ceiling_bytes: what one model alone may need; see `room.Rules`.
         policy: whether an engine may load beside the one that it replaces.
         is_default: nobody has asked for that budget.
         gpus: what the engines on each GPU with memory of its own may take of it, where it is known.

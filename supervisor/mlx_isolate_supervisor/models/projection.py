@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.devices import Device, gpu_of
-from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import Footprint
 from mlx_isolate_supervisor.models.model_files import model_roots
+from mlx_isolate_supervisor.models.room import Need
 
 # A loaded model beside its weights on disk: activations, the KV of running requests, buffers.
 WEIGHTS_FACTOR = 1.2

@@ -5,30 +5,22 @@ facts and told what was decided, and refuses an eviction that has become wrong m
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.engines import memory
-from mlx_isolate_supervisor.models.eviction import Need, Plan, Resident, Rules, Wish, decide
+from mlx_isolate_supervisor.models.eviction import decide
+from mlx_isolate_supervisor.models.memory_return import MemoryReturn
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.room import Need, Plan, Resident, Rules, Wish
 from mlx_isolate_supervisor.models.tenant import Spares, Tenant
 from mlx_isolate_supervisor.slots import causes
-from mlx_isolate_supervisor.telemetry.logs import log_event
 
 # How often it is looked whether models grew over the budget, or memory came back.
 LOOK_INTERVAL_S = 2.0
 RETURN_POLL_S = 0.05
-# An engine below this size gives its memory back too fast for anybody to wait for.
-RETURN_BYTES_MIN = 1_000_000_000
-# How much of what an engine held must be free again before the next one loads, for how long that
-# is waited for. Wired memory of a killed process may stay leaked on macOS until a reboot.
-RETURN_SHARE = 0.8
-RETURN_LIMIT_S = 15.0
 NOTHING = Need(bytes=0)
 
 
@@ -62,7 +54,7 @@ class Residence:
     def claim(self, need: Need, since_s: float, *, is_urgent: bool) -> bool:
         """Whether an engine may be started now; else that is granted or refused later."""
         suffices = need.bytes <= self.claimed.bytes and need.gpu_bytes <= self.claimed.gpu_bytes
-        if self.is_granted and suffices and not self._residency.is_owed:
+        if self.is_granted and suffices and not self._residency.returning.is_owed:
             return True
         self.wish = Wish(
             id=self.tenant.model_id,
@@ -115,14 +107,6 @@ class Residence:
         return self._residency.has_space(need)
 
 
-class _Returning(msgspec.Struct, frozen=True):
-    """Memory that an engine held and that has to come back: until when, and at which mark."""
-
-    model: str
-    mark_bytes: int
-    give_up_s: float
-
-
 class Residency:
     """The claims of all slots.
 
@@ -133,6 +117,7 @@ class Residency:
     Attributes:
         now: monotonic seconds.
         limits: in force.
+        returning: memory of engines that have ended.
         is_contended: somebody waits for room, or too much is held; else nobody's use matters.
     """
 
@@ -145,12 +130,11 @@ class Residency:
     ) -> None:
         self.limits = limits
         self.now = now
-        self._available_bytes = available_bytes
+        self.returning = MemoryReturn(now, available_bytes)
         self._residences: dict[Tenant, Residence] = {}
         # By the residence that replaces them, once it is ready: those that leave then.
         self._replaced: dict[Residence, tuple[Residence, ...]] = {}
         self._spares: Spares | None = None
-        self._returning: _Returning | None = None
         self._is_looking = False
         self._is_due = False
         self.is_contended = False
@@ -198,29 +182,12 @@ class Residency:
 
     def has_space(self, need: Need) -> bool:
         """Whether so much fits into the budget beside everything, and nobody waits for it."""
-        if self._returning is not None or self._wishes():
+        if self.returning.is_owed or self._wishes():
             return False
         budget, gpu = self.limits.budget_bytes, self.limits.gpus.get(need.gpu)
         if gpu is not None and self.held_gpu_bytes(need.gpu) + need.gpu_bytes > gpu.budget_bytes:
             return False
         return budget is None or self.held_bytes + need.bytes <= budget
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether memory of an engine that has ended may not have come back yet."""
-        return self._returning is not None
-
-    def note_gone(self, model: str, held_bytes: int, available_before: int | None) -> None:
-        """An engine is reaped: the next load waits until its memory has come back.
-
-        Args:
-            held_bytes: what it held at last.
-            available_before: what was free while it lived; None if unknown.
-        """
-        if held_bytes < RETURN_BYTES_MIN or available_before is None:
-            return
-        mark = available_before + int(held_bytes * RETURN_SHARE)
-        self._returning = _Returning(model, mark, self.now() + RETURN_LIMIT_S)
 
     def look_at(self, asker: Residence) -> bool:
         """Decide anew, because of `asker`'s wish; whether it has come true."""
@@ -289,27 +256,16 @@ class Residency:
             self.is_contended = self._is_over or bool(self._wishes())
 
     def _has_come_back(self) -> bool:
-        returning, wishes = self._returning, self._wishes()
-        if returning is None or not wishes:
+        wishes = self._wishes()
+        if not wishes:
             return True
-        available = self._available_bytes()
-        needed = max(wish.need_bytes for wish in wishes)
-        if available is not None and available < min(returning.mark_bytes, 2 * needed):
-            if self.now() < returning.give_up_s:
-                for residence in self._residences.values():
-                    if residence.wish is not None:
-                        residence.reason = f"until the memory of {returning.model} has come back"
-                return False
-            log_event(
-                "memory.not_returned",
-                logging.WARNING,
-                model=returning.model,
-                available_bytes=available,
-                expected_bytes=returning.mark_bytes,
-                waited_s=RETURN_LIMIT_S,
-            )
-        self._returning = None
-        return True
+        debtor = self.returning.debtor(max(wish.need_bytes for wish in wishes))
+        if debtor is None:
+            return True
+        for residence in self._residences.values():
+            if residence.wish is not None:
+                residence.reason = f"until the memory of {debtor} has come back"
+        return False
 
     def _decide(self) -> Plan:
         limits = self.limits

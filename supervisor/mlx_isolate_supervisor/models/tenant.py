@@ -9,12 +9,12 @@ from mlx_isolate_shared.errors import CapacityError
 
 
 class Tenancy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot says of itself when asked; see `eviction.Resident`.
+    """What a slot says of itself when asked; see `room.Resident`.
 
     Attributes:
         has_waiting: requests wait for it.
         measured_bytes: what its processes hold now, 0 where not known yet.
-        gpu, measured_gpu_bytes: the same of a GPU's own memory; see `eviction.Need`.
+        gpu, measured_gpu_bytes: the same of a GPU's own memory; see `room.Need`.
         engines: its engine (or the respawn of it), its successor, and those that still drain.
     """
 

@@ -8,7 +8,7 @@ import re
 from mlx_isolate_shared import wire
 from mlx_isolate_shared.errors import CapacityError, EngineError
 from mlx_isolate_supervisor.engines.child import Exit
-from mlx_isolate_supervisor.models.eviction import Refusal
+from mlx_isolate_supervisor.models.room import Refusal
 from mlx_isolate_supervisor.settings.quantities import show_bytes
 from mlx_isolate_supervisor.slots.lifecycle import Event
 from mlx_isolate_supervisor.slots.restart import Judgement

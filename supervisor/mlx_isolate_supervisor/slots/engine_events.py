@@ -13,7 +13,7 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.child import Exit
 from mlx_isolate_supervisor.engines.process import EngineProcess
 from mlx_isolate_supervisor.models.footprints import footprint_key
-from mlx_isolate_supervisor.models.residency import RETURN_BYTES_MIN
+from mlx_isolate_supervisor.models.memory_return import RETURN_BYTES_MIN
 from mlx_isolate_supervisor.slots.crew import Crew
 from mlx_isolate_supervisor.slots.incarnation import Incarnation
 from mlx_isolate_supervisor.slots.lifecycle import Event, State
@@ -187,7 +187,9 @@ class EngineEvents:
                 footprint_key(spec), engine.own_bytes_max, engine.own_gpu_bytes_max
             )
         if engine.memory is not None:
-            self._context.residency.note_gone(spec.id, engine.memory[0], engine.available_before)
+            self._context.residency.returning.note_gone(
+                spec.id, engine.memory[0], engine.available_before
+            )
 
     def note_spawn_failed(self, incarnation: int, reason: str) -> None:
         """No process could be started for an incarnation."""

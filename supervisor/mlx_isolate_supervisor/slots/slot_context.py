@@ -12,9 +12,9 @@ from mlx_isolate_shared.wire import ModelFacts
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.memory import available_bytes
 from mlx_isolate_supervisor.engines.spawner import EngineSource
-from mlx_isolate_supervisor.models.eviction import Need
 from mlx_isolate_supervisor.models.footprints import FootprintBook
 from mlx_isolate_supervisor.models.residency import Residency
+from mlx_isolate_supervisor.models.room import Need
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.status import SlotEvent
 
