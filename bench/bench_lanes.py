@@ -13,32 +13,21 @@ import argparse
 import asyncio
 import json
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.integration.generation_rig import load_tiny
 from tests.material.models import ModelSpec, build_model
 
-from bench.bench_tokenloop import measure_ours
+from bench.bench_tokenloop import Size, measure_ours
 from bench.machine import machine
 from bench.paired import Pair, compare
 from mlx_isolate_engine.completion.service import ModelCompletionService
 from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_shared.config import EngineSettings
 
-
-@dataclass(frozen=True)
-class Size:
-    """What one run measures."""
-
-    hidden: int
-    layers: int
-    tokens: int
-    rounds: int
-
-
-SMALL = Size(hidden=64, layers=2, tokens=40, rounds=6)
-REAL = Size(hidden=768, layers=12, tokens=100, rounds=20)
+SMALL = Size(hidden=64, layers=2, tokens=40, rounds=6, rows=(1,))
+REAL = Size(hidden=768, layers=12, tokens=100, rounds=20, rows=(1,))
 
 
 async def run(folder: Path, size: Size) -> tuple[Pair, Pair]:
@@ -78,7 +67,7 @@ def main(arguments: list[str] | None = None) -> tuple[Pair, Pair]:
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     base = SMALL if options.small else REAL
-    size = Size(base.hidden, base.layers, base.tokens, options.rounds or base.rounds)
+    size = replace(base, rounds=options.rounds or base.rounds)
     with tempfile.TemporaryDirectory() as home:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers)
         folder = options.model or build_model(Path(home) / "m", spec)

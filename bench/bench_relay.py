@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 import uvloop
 
-from bench.relay_report import SMALL, Reading, Result, Sizes, describe_machine, judge, show
+from bench.relay_report import SMALL, Reading, Result, Sizes, facts, judge, show
 from bench.relay_rivals import Child, Rival, engine_of, start_daemon, start_haproxy, start_nginx
 
 REQUEST = (
@@ -216,7 +216,7 @@ def run(sizes: Sizes) -> Result:
                 children.append(rival)
                 rivals.append(Rival(name, rival.port, rival.pid))
         result = Result(
-            machine=describe_machine(),
+            machine=facts(),
             sizes=sizes,
             readings={rival.name: Reading() for rival in rivals},
             start_s=starts,

@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from bench.relay_report import describe_machine
+from bench.machine import machine
 from bench.relay_rivals import Rival, engine_of, start_daemon
 
 STATUS_INTERVAL_S = 1.0
@@ -336,7 +336,7 @@ class Hour:
 
 def run(sizes: Sizes) -> Result:
     """Start a daemon of its own, watch it, stop it."""
-    result = Result(sizes=sizes, machine=describe_machine())
+    result = Result(sizes=sizes, machine=machine("aiohttp", "uvloop"))
     with tempfile.TemporaryDirectory(prefix="mi") as folder:
         child = start_daemon(Path(folder))
         try:

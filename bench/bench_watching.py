@@ -22,7 +22,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from bench.relay_report import describe_machine
+from bench.machine import machine
 from bench.relay_rivals import Rival, engine_of, start_daemon
 
 # As often as a page asks, while the cost is measured.
@@ -168,7 +168,9 @@ async def _measure(daemon: Rival, sizes: Sizes) -> Result:
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
     )
-    result = Result(sizes=sizes, machine=describe_machine(), published=sizes.rounds * sizes.streams)
+    result = Result(
+        sizes=sizes, machine=machine("aiohttp", "uvloop"), published=sizes.rounds * sizes.streams
+    )
     result.delivered = [0] * sizes.readers
     async with session:
         load = Load(daemon, session, sizes)

@@ -1,16 +1,12 @@
 """The figures of the relay's bench, beside their bounds: the table that is printed."""
 
-import os
-import platform
 import re
 import statistics
 import subprocess
-from pathlib import Path
 
-import aiohttp
 import msgspec
-import uvloop
 
+from bench.machine import machine
 from bench.relay_rivals import find_program
 
 RIVALS = ("nginx", "haproxy")
@@ -115,22 +111,9 @@ class Result(msgspec.Struct, kw_only=True):
     rows: list[Row] = []
 
 
-def describe_machine() -> dict[str, str]:
-    """Processor, system, versions, and how busy the machine was with other work."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {
-        "cpu": f"{model}, {os.cpu_count()} cores",
-        "load": f"{os.getloadavg()[0]:.1f} in the minute before",
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "aiohttp": aiohttp.__version__,
-        "uvloop": uvloop.__version__,
-        **{name: _version(name) for name in RIVALS},
-    }
+def facts() -> dict[str, str]:
+    """The machine, and the versions of what ran, rivals included."""
+    return machine("aiohttp", "uvloop") | {name: _version(name) for name in RIVALS}
 
 
 def _version(name: str) -> str:
