@@ -25,7 +25,7 @@ from mlx_isolate_engine.cache.kinds import stands_for
 from mlx_isolate_engine.cache.kv_file import EntryFacts
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.snapshot import cut_in_place
-from mlx_isolate_engine.cache.token_index import TokenIndex
+from mlx_isolate_engine.cache.token_index import TokenIndex, key_length
 from mlx_isolate_shared.errors import CacheError
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class SsdStore:
             if match is None:
                 return None
             record = match.value
-            share = match.length / (len(record.key) // 4) if record.cuttable else 1.0
+            share = match.length / key_length(record.key) if record.cuttable else 1.0
             return Found(
                 namespace=namespace,
                 key=record.key,
@@ -146,7 +146,7 @@ class SsdStore:
             return None
         if (record := index.get(key)) is not None:
             return record
-        length = len(key) // 4
+        length = key_length(key)
         match = index.find(key, length_max=length) if cuttable else None
         if match is None or match.length < length or not match.value.cuttable:
             return None
@@ -254,8 +254,8 @@ class SsdStore:
         """See ColdTier; sets the file's time at most every TOUCH_INTERVAL_S."""
         with self._lock:
             index = self._index.get(self._folder(namespace))
-            match = index.find(key, length_max=len(key) // 4) if index else None
-            if match is None or match.length < len(key) // 4:
+            match = index.find(key, length_max=key_length(key)) if index else None
+            if match is None or match.length < key_length(key):
                 return
             path = match.value.path
             now = time.monotonic()
@@ -287,7 +287,7 @@ class SsdStore:
                 bytes_max=self.bytes_max,
                 quarantined=sum(n for r, n in self.damage.items() if r != "vanished"),
                 evicted=self._evicted,
-                longest_prefix=max((len(r.key) // 4 for r in self._records.values()), default=0),
+                longest_prefix=max((key_length(r.key) for r in self._records.values()), default=0),
             )
 
     def _folder(self, namespace: str) -> Path:

@@ -72,7 +72,6 @@ class WriteBehind:
         self._cut = False
         self._abandoned = False
         self._warned = False
-        self.stored = 0
         self.refused = 0
         self._thread = threading.Thread(target=self._run, name="cache-writer", daemon=True)
 
@@ -281,7 +280,6 @@ class WriteBehind:
             log.exception("cache.write_broken")
             self._refuse()
         else:
-            self.stored += 1
             if self._warned:
                 log.info("cache.writes_resumed")
                 self._warned = False

@@ -37,7 +37,6 @@ class Incarnation:
         stop_error: what waiting requests are told, once its model is stopped for good.
         fault: why it was ended otherwise, as (stable word, sentence): `hung`, `start_timeout`, ...
         completed: it completed at least one completion.
-        ready_at: when it became ready, monotonic seconds; None before that.
         own_bytes_max: the most that it held without its prompt cache; 0 before it reported.
         gpu_bytes, own_gpu_bytes_max: what it holds, and held at most, of a GPU's own memory.
         available_before: memory that was free beside it at the last look, None if unknown.
@@ -60,7 +59,6 @@ class Incarnation:
         self.stop_error: Callable[[], CapacityError] | None = None
         self.fault: tuple[str, str] | None = None
         self.completed = False
-        self.ready_at: float | None = None
         self.own_bytes_max = 0
         self.gpu_bytes = 0
         self.own_gpu_bytes_max = 0
@@ -91,7 +89,6 @@ class Incarnation:
     def become_ready(self, ready: wire.Ready, now: float) -> None:
         """It listens; from now on the watchdog expects progress."""
         self.facts = ready.facts
-        self.ready_at = now
         self.load_s = now - self.spawned_at
         self.bare_load_s = ready.load_s
         self.pulse = watchdog.begin_service(now)
