@@ -268,6 +268,25 @@ def test_tokens_and_caches_are_those_of_mlx_lms_own_generator(
     assert ours == theirs
 
 
+def test_rows_without_a_prefill_are_forgotten_when_they_leave(full_model: Path) -> None:
+    """The prompt cache has all but the last token of a question that is asked again."""
+    generator = LayerwiseGenerator(BatchModel(load_model(full_model)[0]))
+    generator.insert([[65], [65], [65, 66]], [2, 3, 2])
+    while any(generator.next()):
+        pass
+    for _ in range(2):
+        generator.insert([[65], [66]], [1, 2])
+        while any(generator.next()):
+            pass
+    (left,) = generator.insert([[67]], [100])
+    generator.next()
+    generator.remove([left])
+    batch: Any = generator._prompts  # pyright: ignore[reportPrivateUsage]
+    held = {name: value for name, value in vars(batch).items() if isinstance(value, list | dict)}
+    assert not any(held.values()), held
+    generator.close()
+
+
 # (step, prompt, writes): one after the other, of unlike lengths, over a step of the capacity.
 SHAPES = [(0, 20, 9), (0, 75, 30), (2, 1, 5), (2, 230, 40), (9, 3, 3), (30, 49, 2)]
 

@@ -77,6 +77,10 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
         settle(taken.prompt_cache, self.prompt_cache, room=1)
         return taken
 
+    def filter(self, keep: list[int]) -> None:
+        super().filter(keep)
+        self.ends = {uid: self.ends.get(uid, 0) for uid in self.uids}
+
     def _copy(self) -> Any:
         copied = super()._copy()
         copied.ends = {}
@@ -87,9 +91,9 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
         width = max(lengths, default=0)
         if not width:
             return
-        self.ends = {uid: self.ends.get(uid, 0) for uid in self.uids}
         lefts = (
-            self.ends[uid] - len(seen) for uid, seen in zip(self.uids, self.tokens, strict=True)
+            self.ends.get(uid, 0) - len(seen)
+            for uid, seen in zip(self.uids, self.tokens, strict=True)
         )
         settle(self.prompt_cache, room=max(width, *lefts))
         padding = [width - length for length in lengths]
