@@ -111,7 +111,9 @@ class ContinuousLane:
         is_busy = (
             self._prefilling or entrance.waiting or entrance.restoring or self._parking.resuming
         )
-        if is_busy or not self._decoding:
+        if is_busy or len(self._decoding) < 2:
+            # What one row has to tell is told while the next step is dispatched, if it is handed
+            # over before it; later, the loop would still hold the interpreter when that is done.
             return False
         return all(row.generated > 1 for row in self._decoding.values())
 
