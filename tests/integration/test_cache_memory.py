@@ -15,6 +15,7 @@ from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.ram_tier import RamTier
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
+from tests.waiting import wait_for
 
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 TOKENS = 4000
@@ -124,6 +125,22 @@ def test_keeping_saving_restoring_and_the_first_steps_hold_their_bounds(
     assert [c.keys.shape for c in taken] == buffers
     del taken
     mx.clear_cache()
+
+
+def test_what_is_demoted_leaves_the_process(tmp_path: Path) -> None:
+    store = SsdStore(tmp_path / "cache", IDENTITY, bytes_max=1 << 34)
+    store.open()
+    cold = ColdSettings(tier=store, choice=RestoreChoice("always"), demote_idle_s=0.05)
+    made = PromptCache(entries_max=4, bytes_max=1 << 33, cold=cold)
+    nothing = mx.get_active_memory()
+    try:
+        entry = Entry(1)
+        made.put(entry.tokens, entry.live(), "n", "assistant")
+        assert made.flush(120).durable
+        wait_for(lambda: mx.get_active_memory() <= nothing + SLACK, 10, "it has left RAM")
+        wait_for(lambda: mx.get_cache_memory() == 0, 10, "its buffers are given back")
+    finally:
+        made.close(30)
 
 
 def batch_rows(heads: int) -> list[Any]:

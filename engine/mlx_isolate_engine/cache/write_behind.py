@@ -217,8 +217,15 @@ class WriteBehind:
         return evidence
 
     def _run(self) -> None:
-        while (item := self._wait_next()) is not None:
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """False when closing. In a frame of its own: what was written last may be gigabytes."""
+        item = self._wait_next()
+        if item is not None:
             self._write(item)
+        return item is not None
 
     def _wait_next(self) -> Pending | None:
         """The next entry to write, None when closing; demotes when all has been idle long."""
