@@ -121,10 +121,16 @@ def test_two_requests_with_several_choices_do_not_mix(tmp_path: Path) -> None:
     assert lane.prefills == [(2, 999)]
 
 
-def test_a_choice_that_never_comes_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_left", [False, True], ids=["ends", "is left"])
+def test_a_choice_that_never_comes_leaves_nothing_behind(tmp_path: Path, is_left: bool) -> None:
     lane = SimulatedLane(tmp_path, FAST_GPU, rehearsed=True)
-    lane.finish(lane.ask(1000, group="one", choices=3))
+    asked = lane.ask(1000, group="one", choices=3)
     shared = lane.lane._shared  # pyright: ignore[reportPrivateUsage]
-    assert len(shared) == 1
-    lane.finish(lane.ask(10))
+    while not shared:
+        lane.step()
+    if is_left:
+        lane.lane.drop(asked.ticket)
+    else:
+        lane.finish(asked)
     assert len(shared) == 0
+    assert not lane.lane.has_work()

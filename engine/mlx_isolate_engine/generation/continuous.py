@@ -129,6 +129,7 @@ class ContinuousLane:
         """See `Lane.drop`; what its cache holds is kept."""
         if self._entrance.drop(ticket) or self._give_up(ticket):
             self._endings.drop(ticket)
+            self._forget_shared()
 
     def _give_up(self, ticket: Ticket) -> bool:
         """Take a row out of the batch, or from beside it; False where it has ended by itself."""
@@ -155,6 +156,11 @@ class ContinuousLane:
         in_batch = [*self._prefilling.values(), *self._decoding.values()]
         return [*self._entrance.rows, *in_batch, *self._parking.rows]
 
+    def _forget_shared(self) -> None:
+        """At once: there may be no next step for hours."""
+        if self._shared:
+            self._shared.forget_ended(self._everybody())
+
     # -- one step
 
     def step(self) -> None:
@@ -172,6 +178,7 @@ class ContinuousLane:
             self._note_prompts(prompts, before)
         for response in tokens:
             self._note_token(response)
+        self._forget_shared()
 
     def _width(self) -> int:
         """Tokens of each prompt that this step runs; 0 = prefill waits for first tokens."""
@@ -204,8 +211,6 @@ class ContinuousLane:
             parking.resuming.remove(parked)
             self._insert_parked(parked)
             running += 1
-        if self._shared:
-            self._shared.forget_ended(self._everybody())
         if not entrance.waiting or running >= self._rows_max or entrance.company_due_s() > 0:
             return
         entrance.let_in(self._prefilling.values(), self._decoding.values(), self._turns.mounted)
