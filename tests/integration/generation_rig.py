@@ -30,7 +30,7 @@ from mlx_isolate_engine.completion.request import (
 )
 from mlx_isolate_engine.completion.service import ModelCompletionService
 from mlx_isolate_engine.generation.ports import LoadedModel, MakePromptCache
-from mlx_isolate_engine.generation.thread import GenerationThread
+from mlx_isolate_engine.generation.thread import REST_AFTER_S, GenerationThread
 from mlx_isolate_engine.model.adapters import AdapterRack
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import ModelFacts
@@ -157,6 +157,7 @@ async def rig(
     on_failure: Callable[[BaseException], None] | None = None,
     load: Callable[[Path], LoadedModel] = load_tiny,
     draft: Path | None = None,
+    rest_after_s: float = REST_AFTER_S,
     **settings: Any,
 ) -> AsyncGenerator[Rig]:
     """A rig for the time of the block; at its end everything has stopped."""
@@ -168,7 +169,11 @@ async def rig(
     if chosen.adapters:
         options["load_adapters"] = partial(_load_adapters, chosen.adapters)
     thread = GenerationThread(
-        chosen, lambda: load(folder), make_prompt_cache=make_prompt_cache, **options
+        chosen,
+        lambda: load(folder),
+        make_prompt_cache=make_prompt_cache,
+        rest_after_s=rest_after_s,
+        **options,
     )
     loaded = await thread.start()
     service = ModelCompletionService(thread, chosen)

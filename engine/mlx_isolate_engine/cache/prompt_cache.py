@@ -17,6 +17,7 @@ from mlx_isolate_engine.cache.cold_side import ColdSettings, ColdSide
 from mlx_isolate_engine.cache.ram_tier import Entry, EntryKind, RamTier
 from mlx_isolate_engine.cache.token_index import Match, key_length, token_key
 from mlx_isolate_engine.cache.write_behind import FlushEvidence
+from mlx_isolate_engine.unused_memory import give_back
 from mlx_isolate_shared.wire import CacheFigures
 
 
@@ -209,6 +210,12 @@ class PromptCache:
 
     def _demote(self) -> bool:
         """All has been idle for long: what is durable leaves RAM, the rest is written first."""
+        changed = self._leave_ram()
+        if changed:
+            give_back()  # else MLX would keep the buffers for the next request
+        return changed
+
+    def _leave_ram(self) -> bool:
         assert self._cold is not None
         changed = False
         with self._lock:

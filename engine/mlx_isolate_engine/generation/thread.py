@@ -41,6 +41,7 @@ from mlx_isolate_engine.generation.suitability import (
     warm_up,
 )
 from mlx_isolate_engine.generation.ticket import Ticket
+from mlx_isolate_engine.unused_memory import give_back
 from mlx_isolate_shared.clock import Clock, SystemClock
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import EngineError
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 # Status of a process whose generation loop has failed: an engine that lives but cannot generate
 # would be worse than none.
 EXIT_GENERATION_FAILED = 70
+# An engine without work for so long gives back what MLX and malloc keep for the next step. Sooner,
+# it would do so between the turns of an agent.
+REST_AFTER_S = 2.0
 
 _Message = tuple[Literal["submit", "drop", "resume", "stop"], Ticket | None]
 
@@ -75,6 +79,7 @@ class GenerationThread:
         on_failure: called on the generation thread with the error that ended its loop; the
             default prints the traceback and ends the process with status 70.
         rehearsal_s: how long a GPU may run shapes before it is ready.
+        rest_after_s: seconds without work after which unused memory is given back.
         clock: for pacing and timings.
     """
 
@@ -88,6 +93,7 @@ class GenerationThread:
         make_prompt_cache: MakePromptCache | None = None,
         on_failure: Callable[[BaseException], None] = end_process,
         rehearsal_s: float = REHEARSAL_S,
+        rest_after_s: float = REST_AFTER_S,
         clock: Clock | None = None,
     ) -> None:
         self._settings = settings
@@ -98,6 +104,7 @@ class GenerationThread:
         self._make_prompt_cache = make_prompt_cache
         self._on_failure = on_failure
         self._rehearsal_s = rehearsal_s
+        self._rest_after_s = rest_after_s
         self._clock = clock or SystemClock()
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -309,7 +316,7 @@ class GenerationThread:
             assert self._deliveries is not None
             self._deliveries.flush()
             self._set_idle(True)
-            message = self._inbox.get()
+            message = self._wait_at_rest()
             self._set_idle(False)
         elif self._inbox.empty():
             wait_s = min(lane.wait_s() for lane in self._lanes.values() if lane.has_work())
@@ -337,6 +344,14 @@ class GenerationThread:
             if self._inbox.empty():  # an exception for each step would cost more than the rest
                 return True
             message = self._inbox.get_nowait()
+
+    def _wait_at_rest(self) -> _Message:
+        """The next message; where it does not come soon, unused memory is given back meanwhile."""
+        try:
+            return self._inbox.get(timeout=self._rest_after_s)
+        except queue.Empty:
+            give_back()
+        return self._inbox.get()
 
     def _set_idle(self, idle: bool) -> None:
         if self._cache is not None:
