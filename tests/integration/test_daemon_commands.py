@@ -165,3 +165,21 @@ def test_logs_follow_prints_new_lines_as_they_come(daemon: RunningDaemon) -> Non
             assert request_id in following.stdout.readline()
         finally:
             following.terminate()
+
+
+def test_logs_follow_tells_that_the_daemon_has_gone(tmp_path: Path) -> None:
+    with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as running:
+        following = subprocess.Popen(
+            [*REAL, "logs", "-f", "-n", "1"],
+            cwd=ROOT,
+            env=environment(running.home, {"MLX_ISOLATE_URL": running.url}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        running.process.kill()
+        _, told = following.communicate(timeout=20)
+    assert following.returncode == FAILED
+    assert "has ended its log" in told and len(told.splitlines()) == 1

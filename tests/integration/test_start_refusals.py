@@ -177,6 +177,8 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
         (("logs", "--folow"), "unknown argument --folow, did you mean --follow"),
         (("load",), "give MODEL; see mlx-isolate load"),
         (("logs", "--lines", "many"), "-n/--lines: many is no whole number"),
+        (("stop", "--timeout", "x"), "--timeout: x is no number of seconds"),
+        (("flush", "--timeout", "-1"), "--timeout: -1 is no number of seconds"),
         (("cache", "ls", "--dri", "x"), "unknown argument --dri, did you mean --dir"),
         (("cache", "lss"), "there is no verb 'lss', did you mean ls"),
         (("cache", "ls"), "give --dir; see mlx-isolate cache ls"),

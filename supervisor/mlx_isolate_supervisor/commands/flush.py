@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.harmless import harmless
 
 
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="only this model")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=some_seconds,
         default=30.0,
         metavar="SECONDS",
         help="how long to wait for the disk (default %(default)g)",

@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
+from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.numbers import whole_number
 from mlx_isolate_supervisor.harmless import harmless
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         for line in daemon.lines(f"/logs/stream?{urlencode(query)}"):
             print(harmless(line), flush=True)
-        return exit_codes.OK
+        raise CommandError(f"the daemon at {daemon.url} has ended its log; it has stopped or died.")
     for line in daemon.get(f"/logs?{urlencode(query)}").decode("utf-8", "replace").splitlines():
         print(harmless(line))
     return exit_codes.OK

@@ -18,7 +18,7 @@ from mlx_isolate_supervisor.commands.client import (
     daemon_of_settings,
 )
 from mlx_isolate_supervisor.commands.errors import CommandError
-from mlx_isolate_supervisor.commands.numbers import whole_number
+from mlx_isolate_supervisor.commands.numbers import some_seconds, whole_number
 from mlx_isolate_supervisor.service.command_line import Installation, installation
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
 from mlx_isolate_supervisor.service.install import Installer, Steps, plan_steps
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     install.add_argument("--no-start", action="store_true", help="do not start it")
     install.add_argument(
         "--ready-timeout",
-        type=float,
+        type=some_seconds,
         default=600.0,
         metavar="SECONDS",
         help="go back to the earlier service if the new one is not ready by then (default 600)",

@@ -13,6 +13,7 @@ from mlx_isolate_shared.paths import run_directory
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
+from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.commands.serve import is_loopback
 from mlx_isolate_supervisor.engines.rundir import holder_of
 from mlx_isolate_supervisor.telemetry.status import Status
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="cut running requests")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=some_seconds,
         default=90.0,
         metavar="SECONDS",
         help="how long to wait for its end (default %(default)g)",
