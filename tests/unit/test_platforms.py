@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlx_isolate_engine import aside, process_name
+from mlx_isolate_engine import aside, process_name, unused_memory
 from mlx_isolate_engine.cache import durability, owner
 from mlx_isolate_engine.footprint import Footprint
 from mlx_isolate_engine.lifeline import die_with_parent
@@ -175,6 +175,7 @@ def test_what_only_linux_has_is_left_alone(tmp_path: Path) -> None:
     assert loaded_blas(tmp_path / "maps") == "Accelerate"
     assert death_watch._open_handle(os.getpid(), 0) is None  # pyright: ignore[reportPrivateUsage]
     child.forbid_core_dumps(os.getpid())
+    assert unused_memory._find_trim() is None  # pyright: ignore[reportPrivateUsage]
     assert aside._other_threads() == []  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(CannotRun, match="only Linux"):
         Limit(psutil.Process(), "RLIMIT_AS", 1)
