@@ -268,8 +268,8 @@ def test_tokens_and_caches_are_those_of_mlx_lms_own_generator(
     assert ours == theirs
 
 
-def test_rows_without_a_prefill_are_forgotten_when_they_leave(full_model: Path) -> None:
-    """The prompt cache has all but the last token of a question that is asked again."""
+def test_rows_are_forgotten_when_they_leave(full_model: Path) -> None:
+    """Those without a prefill too: of a question that is asked again all but a token is cached."""
     generator = LayerwiseGenerator(BatchModel(load_model(full_model)[0]))
     generator.insert([[65], [65], [65, 66]], [2, 3, 2])
     while any(generator.next()):
@@ -281,9 +281,10 @@ def test_rows_without_a_prefill_are_forgotten_when_they_leave(full_model: Path) 
     (left,) = generator.insert([[67]], [100])
     generator.next()
     generator.remove([left])
-    batch: Any = generator._prompts  # pyright: ignore[reportPrivateUsage]
-    held = {name: value for name, value in vars(batch).items() if isinstance(value, list | dict)}
-    assert not any(held.values()), held
+    for batch in (generator._prompt_batch, generator._generation_batch):  # pyright: ignore[reportPrivateUsage]
+        assert not list(arrays_of([v for k, v in vars(batch).items() if k != "model"]))
+        held = {k: v for k, v in vars(batch).items() if isinstance(v, list | dict) and v}
+        assert not held
     generator.close()
 
 

@@ -125,6 +125,9 @@ class _Answers(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
     def filter(self, keep: list[int]) -> None:
         super().filter(keep)
         self._is_changed = bool(keep)
+        if not keep:  # the last step's logprobs: of 32 rows and a large vocabulary 20 MB
+            self._current_tokens: Any = None
+            self._current_logprobs: list[Any] = []
 
     def _step(self) -> Any:
         if self._is_changed or self._steps_left <= 0:
