@@ -346,12 +346,16 @@ class GenerationThread:
             message = self._inbox.get_nowait()
 
     def _wait_at_rest(self) -> _Message:
-        """The next message; where it does not come soon, unused memory is given back meanwhile."""
-        try:
-            return self._inbox.get(timeout=self._rest_after_s)
-        except queue.Empty:
-            give_back()
-        return self._inbox.get()
+        """The next message; where it does not come soon, unused memory is given back meanwhile.
+
+        Again and again: the prompt cache's writer lets go of what it has written.
+        """
+        while True:
+            try:
+                return self._inbox.get(timeout=self._rest_after_s)
+            except queue.Empty:
+                if mx.get_cache_memory():
+                    give_back()
 
     def _set_idle(self, idle: bool) -> None:
         if self._cache is not None:
