@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 
+from mlx_isolate_engine.completion.events import ToolCallDelta
+from mlx_isolate_engine.completion.grammars import Marker, json_answer_or_calls
 from mlx_isolate_engine.completion.request import (
     CompletionRequest,
     JsonObjectFormat,
@@ -16,7 +21,15 @@ from mlx_isolate_engine.completion.request import (
     ToolChoice,
 )
 from mlx_isolate_shared.errors import RequestError
-from tests.integration.generation_rig import Answer, Rig, chat_request, rig, run_async, text_request
+from tests.integration.generation_rig import (
+    Answer,
+    Rig,
+    chat_request,
+    load_tiny,
+    rig,
+    run_async,
+    text_request,
+)
 from tests.material.models import ModelSpec
 
 VERDICT = JsonSchemaFormat(
@@ -216,3 +229,163 @@ def test_the_answer_after_an_open_think_block_is_constrained(
             assert answer.text.lstrip()[0] == "["
 
     run_async(test())
+
+
+FLAG = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Flag": FLAG},
+    "properties": {
+        "flag": {"$ref": "#/$defs/Flag"},
+        "more": {"type": "array", "items": {"$ref": "#/$defs/Flag"}, "maxItems": 1},
+    },
+    "required": ["flag"],
+    "additionalProperties": False,
+}
+# A schema as generators write it: what is only described, or cannot be enforced in a grammar.
+GENERATED: dict[str, Any] = {
+    "properties": {"n": {"type": "integer", "format": "uint32", "maximum": 9}},
+    "propertyNames": {"pattern": "^n$"},
+    "additionalProperties": False,
+    "required": ["n"],
+}
+
+
+def declared(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    function = {"name": "f", "parameters": parameters, **more}
+    return {"type": "function", "function": function}
+
+
+async def forced(subject: Rig, *tools: dict[str, Any]) -> ToolCallDelta:
+    sampling = SamplingRequest(temperature=1.0, seed=1)
+    request = chat_request(
+        "go",
+        tools=tools,
+        tool_choice=ToolChoice(mode="required"),
+        sampling=sampling,
+        max_tokens=1000,
+    )
+    (made,) = (await subject.run(request)).calls
+    return made
+
+
+def test_a_forced_call_keeps_to_a_schema_that_refers_to_its_own_parts(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    async def test() -> None:
+        async with rig(model_folder(ModelSpec(template="tools"))) as subject:
+            made = await forced(subject, declared(NESTED), declared(NESTED))
+            arguments = json.loads(made.arguments)
+            assert isinstance(arguments["flag"]["on"], bool)
+            assert set(arguments) <= {"flag", "more"}
+
+    run_async(test())
+
+
+def test_a_forced_call_keeps_to_what_can_be_enforced_of_a_loose_schema(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    async def test() -> None:
+        async with rig(model_folder(ModelSpec(template="tools"))) as subject:
+            made = await forced(subject, declared(GENERATED))
+            arguments = json.loads(made.arguments)
+            assert list(arguments) == ["n"]
+            assert arguments["n"] <= 9
+            with pytest.raises(RequestError) as caught:
+                await forced(subject, declared(GENERATED, strict=True))
+            assert caught.value.param == "tools"
+
+    run_async(test())
+
+
+def test_formats_that_only_describe_are_passed_over_and_others_hold(full_model: Path) -> None:
+    schema = {
+        "type": "array",
+        "prefixItems": [
+            {"type": "string", "format": "path", "maxLength": 3},
+            {"type": "string", "format": "date"},
+        ],
+        "items": False,
+        "minItems": 2,
+    }
+
+    async def test() -> None:
+        async with rig(full_model) as subject:
+            answer = await subject.run(
+                constrained(JsonSchemaFormat(schema=schema), 1, max_tokens=400)
+            )
+            assert answer.end.finish_reason == "stop"
+            path, date = json.loads(answer.text)
+            assert len(path) <= 3
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+
+    run_async(test())
+
+
+def test_a_schema_that_is_not_strict_holds_as_far_as_it_can(full_model: Path) -> None:
+    schema = {"type": "array", "items": {"enum": [3, 14]}, "maxItems": 3, "uniqueItems": True}
+
+    async def test() -> None:
+        async with rig(full_model) as subject:
+            loose = JsonSchemaFormat(schema=schema, strict=False)
+            answer = await subject.run(constrained(loose, 1, max_tokens=200))
+            assert answer.end.finish_reason == "stop"
+            assert set(json.loads(answer.text)) <= {3, 14}
+            with pytest.raises(RequestError):
+                await subject.run(constrained(JsonSchemaFormat(schema=schema), 1))
+
+    run_async(test())
+
+
+# Spaced as the declarations of the tools are not, which the parrot would go on with otherwise.
+CALL = '<tool_call>\n{ "name" : "add" , "arguments" : { "a" : true } }\n</tool_call>'
+
+
+def test_a_model_that_must_answer_in_json_may_call_its_tools_instead(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    folder = model_folder(ModelSpec(kind="parrot", context=8192, template="tools"))
+
+    async def test() -> None:
+        async with rig(folder) as subject:
+
+            async def say(text: str, **fields: Any) -> Answer:
+                return await subject.run(
+                    chat_request(text, tools=TOOLS, response_format=VERDICT, **fields)
+                )
+
+            (made,) = (called := await say(CALL, max_tokens=200)).calls
+            assert (made.name, json.loads(made.arguments)) == ("add", {"a": True})
+            assert called.end.finish_reason == "tool_calls"
+            verdict = await say('{"ok": true, "reason": "x"}', max_tokens=100)
+            check_verdict(verdict.text)
+            assert not verdict.calls
+            never = await say(CALL, tool_choice=ToolChoice(mode="none"), max_tokens=200)
+            assert not never.calls
+            assert never.text.startswith("{")
+
+    run_async(test())
+
+
+@pytest.mark.parametrize("closing", ["</calls>", ""], ids=["closed", "to the end"])
+def test_calls_between_markers_that_are_mere_text_may_be_the_answer(
+    full_model: Path, closing: str
+) -> None:
+    vocabulary = from_tokenizer(load_tiny(full_model).tokenizer._tokenizer)
+    grammar = json_answer_or_calls({"type": "object"}, Marker("[CALLS]"), Marker(closing))
+
+    def is_whole(text: str) -> bool:
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        return matcher.consume_tokens(vocabulary.tokenize_str(text)) and matcher.is_accepting()
+
+    assert is_whole("{}")
+    assert is_whole(f"[CALLS]f[ARGS]{{}}{closing}")
+    assert is_whole(f"[CALLS]a/b{closing}\n[CALLS]c{closing}")
+    assert not is_whole("[CALLS")
+    assert not is_whole("Well, [CALLS]f")
+    assert is_whole("[CALLS]f") is not bool(closing)

@@ -127,6 +127,9 @@ def test_a_model_without_template_gets_a_transcript_on_request(model_folder: Fol
     subject = builder(model_folder, "none", use_default_template=True)
     built = subject.build(chat({"role": "system", "content": "be"}, user("hi")))
     assert text_of(subject, built) == "System: be\nUser: hi\nAssistant:"
+    begun = (user("hi"), {"role": "assistant", "content": "one,"})
+    built = subject.build(chat(*begun, template_kwargs={"continue_final_message": True}))
+    assert text_of(subject, built) == "User: hi\nAssistant: one,"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "return_dict"])

@@ -147,6 +147,56 @@ def test_what_is_no_conversation_is_400(engine: EngineProcess, fields: dict[str,
         assert response.json["error"]["param"].startswith("messages")
 
 
+LONG = "x" * 2000
+NONSENSE = {"type": "nonsense"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+        (
+            "/v1/responses",
+            {"input": "hi", "text": {"format": {"type": "json_schema", "schema": NONSENSE}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [USER],
+                "output_config": {"format": {"type": "json_schema", "schema": NONSENSE}},
+            },
+            "output_config.format.schema",
+        ),
+        (
+            CHAT,
+            {
+                "messages": [USER],
+                "response_format": {"type": "json_schema", "json_schema": {"schema": NONSENSE}},
+            },
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_what_the_model_refuses_is_named_in_the_words_of_its_api(
+    engine: EngineProcess, path: str, fields: dict[str, Any], param: str
+) -> None:
+    response = post(engine, path, **fields)
+    assert (response.status, response.json["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_an_answer_that_has_begun_is_no_turn_of_its_own(engine: EngineProcess, path: str) -> None:
+    def tokens(*messages: dict[str, Any]) -> int:
+        answer = post(engine, path, messages=list(messages), max_tokens=1).json
+        usage: dict[str, int] = answer.get("usage", answer)
+        return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+
+    assert tokens(USER, {"role": "assistant", "content": "abc"}) == tokens(USER) + 3
+
+
 @pytest.mark.case("36")
 @pytest.mark.parametrize(
     "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "foo"}], ids=json.dumps

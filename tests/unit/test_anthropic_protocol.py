@@ -228,6 +228,30 @@ def test_conversation_with_tools_becomes_template_messages() -> None:
     )
 
 
+@pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
+def test_an_empty_system_prompt_is_none(system: Any) -> None:
+    assert messages_of(USER, system=system) == messages_of(USER)
+
+
+@pytest.mark.parametrize(
+    ("content", "goes_on"),
+    [
+        ("{", True),
+        ([{"type": "text", "text": "{"}], True),
+        ("", False),
+        ([], False),
+        ([{"type": "text", "text": ""}], False),
+        ([{"type": "text", "text": "a"}, {"type": "tool_use", "name": "f", "id": "1"}], False),
+    ],
+)
+def test_a_text_of_the_assistant_that_stands_last_is_gone_on_with(
+    content: Any, goes_on: bool
+) -> None:
+    prompt = parse(messages=[USER, {"role": "assistant", "content": content}]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template_kwargs.get("continue_final_message", False) is goes_on
+
+
 def test_settings_arrive() -> None:
     schema = {"type": "object"}
     request = parse(
@@ -242,7 +266,9 @@ def test_settings_arrive() -> None:
     assert request.stop == ("END",)
     assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 3)
     assert request.tool_choice == ToolChoice(mode="required")
-    assert request.response_format == JsonSchemaFormat(schema=schema)
+    assert request.response_format == JsonSchemaFormat(
+        schema=schema, param="output_config.format.schema"
+    )
     assert isinstance(request.prompt, ChatPrompt)
     assert request.prompt.template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
     assert request.prompt.tools[0]["function"]["name"] == "f"

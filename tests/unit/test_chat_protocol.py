@@ -402,7 +402,9 @@ def test_response_formats() -> None:
     assert parse(response_format={"type": "json_object"}).response_format == JsonObjectFormat()
     assert parse(
         response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    ).response_format == JsonSchemaFormat(schema=schema, strict=True)
+    ).response_format == JsonSchemaFormat(
+        schema=schema, strict=True, param="response_format.json_schema.schema"
+    )
 
 
 def test_template_arguments_take_the_reasoning_effort() -> None:

@@ -234,7 +234,7 @@ def test_settings_arrive() -> None:
     assert request.max_tokens == 9
     assert request.sampling.temperature == 0.5
     assert request.tool_choice == ToolChoice(mode="named", name="f")
-    assert request.response_format == JsonSchemaFormat(schema=schema)
+    assert request.response_format == JsonSchemaFormat(schema=schema, param="text.format.schema")
     assert [message["role"] for message in messages_of(request)] == ["system", "user"]
     assert isinstance(request.prompt, ChatPrompt)
     assert request.prompt.template_kwargs == {"reasoning_effort": "low"}

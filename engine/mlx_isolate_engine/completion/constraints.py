@@ -3,7 +3,6 @@
 Grammars are llguidance's. What it cannot compile is refused before anything runs.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,6 +11,12 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
+from mlx_isolate_engine.completion.grammars import (
+    Marker,
+    forced_call,
+    json_answer,
+    json_answer_or_calls,
+)
 from mlx_isolate_engine.completion.request import (
     ChatPrompt,
     CompletionRequest,
@@ -26,9 +31,6 @@ from mlx_isolate_shared.errors import RequestError
 GRAMMARS_MAX = 64
 # Longest grammar in bytes; a long constant costs every row of a batch time at each token.
 GRAMMAR_BYTES_MAX = 256 << 10
-# Whitespace between the parts of JSON: some, so that a model may write it as it likes, and not
-# any amount, which a confused model would fill its whole answer with.
-WHITESPACE = r"[ \n\t]{0,16}"
 # The tool format whose calls are plain JSON between two markers.
 JSON_TOOLS_MODULE = "json_tools"
 
@@ -54,7 +56,10 @@ class ConstraintCompiler:
         Raises:
             RequestError: 400; the schema is wrong or not supported, or the choice is impossible.
         """
-        found = self._grammar(request)
+        try:
+            found = self._grammar(request)
+        except RecursionError as error:
+            raise RequestError("The schema is nested too deeply.") from error
         if found is None:
             return None
         grammar, param = found
@@ -68,18 +73,22 @@ class ConstraintCompiler:
     def _grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
         """The grammar, and the field to name if it is wrong."""
         choice = request.tool_choice
+        tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
         if choice.mode not in ("auto", "none"):
-            tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
-            return self._tool_grammar(choice, tools), "tools"
+            return self._forced_call(choice, tools), "tools"
         match request.response_format:
             case None:
                 return None
-            case JsonObjectFormat():
-                return _json_grammar({"type": "object"}), "response_format"
-            case JsonSchemaFormat(schema=schema):
-                return _json_grammar(schema), "response_format"
+            case JsonObjectFormat(param=param):
+                schema, strict = {"type": "object"}, True
+            case JsonSchemaFormat(schema=schema, strict=strict, param=param):
+                pass
+        if tools and choice.mode == "auto" and self._calls_by_markers():
+            opening, closing = self._markers()
+            return json_answer_or_calls(schema, opening, closing, strict=strict), param
+        return json_answer(schema, strict=strict), param
 
-    def _tool_grammar(self, choice: ToolChoice, tools: Sequence[dict[str, Any]]) -> str:
+    def _forced_call(self, choice: ToolChoice, tools: Sequence[dict[str, Any]]) -> str:
         functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
         if choice.mode == "named":
             functions = [each for each in functions if each.get("name") == choice.name]
@@ -94,23 +103,29 @@ class ConstraintCompiler:
                 "forced.",
                 param="tool_choice",
             )
-        calls = {"anyOf": [_call_schema(function) for function in functions]}
-        opening = self._marker(self._tokenizer.tool_call_start)
-        closing = self._marker(self._tokenizer.tool_call_end)
-        return LLMatcher.grammar_from_lark(
-            f'start: {opening} "\\n"? call "\\n"? {closing}\ncall: %json {json.dumps(calls)}\n'
+        return forced_call(functions, *self._markers())
+
+    def _calls_by_markers(self) -> bool:
+        """Whether the family opens a call, anywhere in its answer, by one text of its own."""
+        formats: dict[str, list[tuple[str, str]]] = self._tokenizer.response_transitions
+        by_format = any(after == "tool" for pairs in formats.values() for _, after in pairs)
+        return bool(self._tokenizer.has_tool_calling) and not by_format
+
+    def _markers(self) -> tuple[Marker, Marker]:
+        """What begins and what ends a call."""
+        return self._marker(self._tokenizer.tool_call_start), self._marker(
+            self._tokenizer.tool_call_end
         )
 
-    def _marker(self, text: str) -> str:
-        """A tool marker in grammar's terms: its own token if it has one."""
+    def _marker(self, text: str) -> Marker:
         token = self._tokenizer.get_vocab().get(text)
-        return json.dumps(text) if token is None else f"<[{token}]>"
+        # By llguidance's own reading, which is not the tokenizer's: it takes more for special.
+        is_special = token is not None and self._vocabulary_for("tools").is_special_token(token)
+        return Marker(text, token if is_special else None)
 
     def _matcher(self, grammar: str, param: str) -> LLMatcher:
+        vocabulary = self._vocabulary_for(param)
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary(param)
-            vocabulary = self._vocabulary
             if (matcher := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
                 return matcher
@@ -120,6 +135,12 @@ class ConstraintCompiler:
             while len(self._compiled) > GRAMMARS_MAX:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def _vocabulary_for(self, param: str) -> LLTokenizer:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary(param)
+            return self._vocabulary
 
     def _make_vocabulary(self, param: str) -> LLTokenizer:
         try:
@@ -153,17 +174,3 @@ def _compiled(vocabulary: LLTokenizer, grammar: str, param: str) -> LLMatcher:
             "The schema is not supported: no answer can begin as it asks.", param=param
         )
     return matcher
-
-
-def _json_grammar(schema: dict[str, Any]) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-
-
-def _call_schema(function: dict[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters") or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.get("name")}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }

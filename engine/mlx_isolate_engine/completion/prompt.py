@@ -100,9 +100,9 @@ class PromptBuilder:
         match request.prompt:
             case ChatPrompt() as chat:
                 return self._build_chat(request, chat)
-            case TextPrompt(text=text):
-                self._check_fits(text, "prompt")
-                tokens = self._encode(text, is_rendered=False, param="prompt")
+            case TextPrompt(text=text, param=param):
+                self._check_fits(text, param)
+                tokens = self._encode(text, is_rendered=False, param=param)
                 return BuiltPrompt(plan=PromptPlan(tokens=tokens))
             case TokensPrompt(tokens=given):
                 return BuiltPrompt(plan=PromptPlan(tokens=list(given)))
@@ -110,12 +110,12 @@ class PromptBuilder:
     def _build_chat(self, request: CompletionRequest, chat: ChatPrompt) -> BuiltPrompt:
         messages = [_normalize(message) for message in chat.messages]
         if not messages:
-            raise RequestError("messages must not be empty.", param="messages")
+            raise RequestError("messages must not be empty.", param=chat.param)
         tools = chat.tools if request.tool_choice.mode != "none" else ()
         arguments = self._arguments(chat)
-        text = self._render(messages, tools, arguments)
-        self._check_fits(text, "messages")
-        tokens = self._encode(text, is_rendered=True, param="messages")
+        text = self._render(messages, tools, arguments, chat.param)
+        self._check_fits(text, chat.param)
+        tokens = self._encode(text, is_rendered=True, param=chat.param)
         state, tail = self._thinking(tokens)
         checkpoints = self._checkpoints(messages, tools, arguments, text, tokens)
         if tail is not None:
@@ -136,16 +136,19 @@ class PromptBuilder:
         messages: list[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
         arguments: dict[str, Any],
+        param: str = "messages",
     ) -> str:
         if not self._tokenizer.has_chat_template:
             if not self._use_default_template:
                 raise RequestError(
                     "This model has no chat template: use /v1/completions, or start the server "
                     "with --chat-template or --use-default-chat-template.",
-                    param="messages",
+                    param=param,
                     code="no_chat_template",
                 )
-            return _default_transcript(messages)
+            return _default_transcript(
+                messages, goes_on=bool(arguments.get("continue_final_message"))
+            )
         if self._literals is not None:
             messages = [self._literals.protect(message) for message in messages]
         if arguments.get("continue_final_message"):
@@ -156,7 +159,7 @@ class PromptBuilder:
             )
         except RecursionError as error:
             raise RequestError(
-                "The messages are nested too deeply for the chat template.", param="messages"
+                "The messages are nested too deeply for the chat template.", param=param
             ) from error
         except (
             TemplateError,
@@ -170,7 +173,7 @@ class PromptBuilder:
             reason = str(error).strip().split("\n")[0][:300] or "no reason given"
             raise RequestError(
                 f"The model's chat template does not take these messages: {reason}",
-                param="messages",
+                param=param,
                 code="chat_template_error",
             ) from error
         return str(rendered)
@@ -357,12 +360,12 @@ def _normalize_call(call: Any) -> Any:
     return call | {"function": function | {"arguments": arguments}}
 
 
-def _default_transcript(messages: list[dict[str, Any]]) -> str:
+def _default_transcript(messages: list[dict[str, Any]], *, goes_on: bool) -> str:
     lines = [
         f"{DEFAULT_ROLE_NAMES.get(str(m.get('role')), 'User')}: {m.get('content')}\n"
         for m in messages
     ]
-    return "".join([*lines, "Assistant:"])
+    return "".join(lines).removesuffix("\n") if goes_on else "".join([*lines, "Assistant:"])
 
 
 def _shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:

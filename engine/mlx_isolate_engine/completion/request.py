@@ -10,23 +10,30 @@ import msgspec
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages in the form chat templates take: each with a role and string (or null) content."""
+    """Messages in the form chat templates take: each with a role and string (or null) content.
+
+    Attributes:
+        param: the field of the request that holds them, which a refusal names.
+    """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     template_kwargs: dict[str, Any] = {}
+    param: str = "messages"
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Plain text, tokenized with the tokenizer's own special tokens."""
 
     text: str
+    param: str = "prompt"
 
 
 class TokensPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids as they are; prepare checks them against the vocabulary."""
 
     tokens: tuple[int, ...]
+    param: str = "prompt"
 
 
 class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +56,22 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Any JSON object."""
+    """Any JSON object; `param` is the field of the request that asks for it."""
+
+    param: str = "response_format"
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON that validates against a schema."""
+    """JSON that validates against a schema.
+
+    Attributes:
+        strict: refuse a schema of which a part cannot be enforced; otherwise pass over that part.
+        param: the field of the request that asks for it, which a refusal names.
+    """
 
     schema: dict[str, Any]
     strict: bool = True
+    param: str = "response_format"
 
 
 ResponseFormat = JsonObjectFormat | JsonSchemaFormat

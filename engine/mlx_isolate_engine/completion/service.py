@@ -98,7 +98,9 @@ class ModelCompletionService:
 
     async def count_tokens(self, request: CompletionRequest) -> int:
         """See `CompletionService.count_tokens`."""
-        prompt = await self._work(functools.partial(self._builder.build, request))
+        prompt = await self._work(
+            functools.partial(self._builder.build, request), request.prompt.param
+        )
         return len(prompt.plan.tokens)
 
     async def close(self) -> None:
@@ -129,7 +131,7 @@ class ModelCompletionService:
         sampling = resolve_sampling(request.sampling, self._settings, self._vocabulary_size)
         resolve_max_tokens(request.max_tokens, self._settings, 0, self._context_length)
         prompt, constraint = await self._build_once(request)
-        self._check_tokens(prompt.plan.tokens, "messages" if prompt.is_chat else "prompt")
+        self._check_tokens(prompt.plan.tokens, request.prompt.param)
         draft_tokens = resolve_draft_tokens(
             request, self._settings, can_draft=self._thread.has_draft and constraint is None
         )
@@ -165,7 +167,7 @@ class ModelCompletionService:
             group, built = self._built
             if group == request.group:
                 return built
-        built = await self._work(functools.partial(self._build_all, request))
+        built = await self._work(functools.partial(self._build_all, request), request.prompt.param)
         self._built = None if request.group is None else (request.group, built)
         return built
 
@@ -174,13 +176,13 @@ class ModelCompletionService:
         prompt = self._builder.build(request)
         return prompt, self._compiler.compile(request, prompt.initial_state)
 
-    async def _work(self, function: Callable[[], T]) -> T:
+    async def _work(self, function: Callable[[], T], param: str) -> T:
         try:
             return await self._workers.run(function)
         except TimeoutError as error:
             raise RequestError(
                 "The chat template took too long for these messages.",
-                param="messages",
+                param=param,
                 code="chat_template_timeout",
             ) from error
 

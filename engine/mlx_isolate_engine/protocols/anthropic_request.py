@@ -1,8 +1,8 @@
 """Anthropic message requests: blocks to the plain messages that chat templates take.
 
 The texts of one message are joined without a separator. Tool results become messages of their own,
-in place; thinking becomes the reasoning of its turn, redacted thinking is left out; `cache_control`
-is ignored, since the prompt cache finds its prefixes by itself.
+in place; thinking becomes the reasoning of its turn, redacted thinking is left out; the answer goes
+on with a text of the assistant that stands last. `cache_control` is ignored, since the prompt cache finds its prefixes by itself.
 """
 
 from collections.abc import Sequence
@@ -157,7 +157,18 @@ def _template_arguments(message: MessagesBody) -> dict[str, Any]:
         arguments["enable_thinking"] = message.thinking.type != "disabled"
     if message.output_config is not None and message.output_config.effort is not None:
         arguments["reasoning_effort"] = message.output_config.effort
+    if _ends_in_an_answer(message):
+        arguments["continue_final_message"] = True
     return arguments
+
+
+def _ends_in_an_answer(message: MessagesBody) -> bool:
+    last = message.messages[-1] if message.messages else None
+    if last is None or last.role != "assistant" or not last.content:
+        return False
+    if isinstance(last.content, str):
+        return True
+    return last.content[-1].type == "text" and bool(last.content[-1].text)
 
 
 def _response_format(config: OutputConfig | None) -> ResponseFormat | None:
@@ -194,8 +205,9 @@ def _template_messages(message: MessagesBody) -> tuple[dict[str, Any], ...]:
     if not message.messages:
         raise RequestError("'messages' must hold at least one message.", param="messages")
     plain: list[dict[str, Any]] = []
-    if message.system is not None:
-        plain.append({"role": "system", "content": _joined(message.system, "system")})
+    system = _joined(message.system or "", "system")
+    if system:
+        plain.append({"role": "system", "content": system})
     for index, turn in enumerate(message.messages):
         place = f"messages[{index}].content"
         if turn.content is None:

@@ -203,7 +203,7 @@ def response_format(body: ResponseFormatBody | None) -> ResponseFormat | None:
 def schema_format(schema: FreeForm, strict: bool | None, param: str) -> JsonSchemaFormat:
     """A checked JSON schema as output format; strict unless the request says otherwise."""
     check_free_form(schema, param)
-    return JsonSchemaFormat(schema=schema, strict=strict is not False)
+    return JsonSchemaFormat(schema=schema, strict=strict is not False, param=param)
 
 
 def template_arguments(arguments: FreeForm | None, effort: str | None) -> FreeForm:

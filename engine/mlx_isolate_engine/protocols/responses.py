@@ -74,6 +74,7 @@ class ResponsesProtocol:
                 messages=instructions + conversation,
                 tools=tools,
                 template_kwargs=template_arguments(asked.chat_template_kwargs, effort),
+                param="input",
             ),
             max_tokens=token_limit(asked.max_output_tokens, "max_output_tokens"),
             sampling=sampling.request(),

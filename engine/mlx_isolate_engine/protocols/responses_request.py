@@ -261,7 +261,7 @@ def text_format(text: TextConfig | None) -> ResponseFormat | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return JsonObjectFormat()
+        return JsonObjectFormat(param="text.format")
     if form.type != "json_schema":
         raise RequestError(
             "Invalid value for 'text.format.type': expected 'text', 'json_object' or "
