@@ -131,6 +131,47 @@ def test_what_was_imported_can_be_served(tmp_path: Path) -> None:
     assert (model.id, model.model, model.preload) == ("qwen", "mlx-community/Qwen3-4B-4bit", True)
 
 
+RICH_LLAMA_SWAP = """
+globalTTL: ${idle}
+macros: {idle: 60, heat: 0.1}
+apiKeys: ["${env.THE_KEY}"]
+models:
+  qwen:
+    macros: {heat: 0.7, folder: /models}
+    cmd: mlx_lm.server --model ${folder}/${MODEL_ID} --temp ${heat}
+    aliases: [{id: q, name: Q}, r]
+    env: ["HF_TOKEN=${env.THE_TOKEN}"]
+    filters: {strip_params: "temperature, top_p", setParamsByID: {q: {top_k: 1}}}
+  other:
+    cmd: mlx_lm.server --model x --temp ${heat}
+"""
+
+
+def test_an_import_reads_a_models_own_macros_named_aliases_and_old_filters(tmp_path: Path) -> None:
+    path = tmp_path / "llama-swap.yaml"
+    path.write_text(RICH_LLAMA_SWAP)
+    imported = import_llama_swap(path, {})
+    models = yaml.safe_load(imported.text)["models"]
+    qwen, other = models["qwen"], models["other"]
+    assert (qwen["path"], qwen["temp"], other["temp"]) == ("/models/qwen", 0.7, 0.1)
+    assert qwen["aliases"] == ["q", "r"]
+    assert qwen["filters"] == {"stripParams": "temperature, top_p"}
+    assert imported.remarks == (
+        "models.qwen.aliases: name of q has no counterpart and was left out",
+        "models.qwen.filters.setParamsByID has no counterpart and was left out",
+    )
+
+
+def test_an_import_prints_no_variable_of_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "llama-swap.yaml"
+    path.write_text(RICH_LLAMA_SWAP)
+    imported = import_llama_swap(path, {"THE_TOKEN": "hf_s3cret", "THE_KEY": "s3cret"})
+    content = yaml.safe_load(imported.text)
+    assert "s3cret" not in imported.text
+    assert content["models"]["qwen"]["env"] == ["HF_TOKEN=${env.THE_TOKEN}"]
+    assert (content["apiKeys"], content["globalTTL"]) == (["${env.THE_KEY}"], "60")
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         import_llama_swap(tmp_path / "none.yaml", {})

@@ -1,5 +1,6 @@
 """Import of llama-swap's configuration: its mlx_lm.server commands become models of ours."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.settings.file import (
     ENGINE_FLAGS,
+    FILTER_KEYS,
     GROUP_KEYS,
     MODEL_KEYS,
     TOP_NAMES,
@@ -24,7 +26,19 @@ from mlx_isolate_supervisor.settings.yaml_text import read_yaml
 
 # Where one engine listens is the supervisor's business now; nothing is lost by leaving them out.
 _OBSOLETE_FLAGS = ("--host", "--port", "--log-level", "--allowed-origins")
-_OBSOLETE_KEYS = ("cmd", "cmdStop", "proxy", "checkEndpoint", "useModelName", "name", "description")
+_OBSOLETE_KEYS = (
+    "cmd",
+    "cmdStop",
+    "macros",
+    "proxy",
+    "checkEndpoint",
+    "useModelName",
+    "name",
+    "description",
+)
+_ENVIRONMENT = re.compile(r"\$\{env\.([A-Za-z0-9_.-]+)\}")
+# stripParams in an older spelling that llama-swap still reads.
+_OLD_STRIP_KEY = "strip_params"
 # llama-swap fills these in itself.
 _GIVEN = {"PORT": "0", "PID": "0"}
 
@@ -44,22 +58,29 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
     """
     source = read_yaml(path)
     remarks: list[str] = []
-    macros = Macros(_GIVEN | mapping(source.get("macros"), "macros"), environment)
+    # What a variable holds may be a secret, so each stands for itself in what is printed.
+    unread = {name: f"${{env.{name}}}" for name in _ENVIRONMENT.findall(path.read_text())}
+    shared = _GIVEN | mapping(source.get("macros"), "macros")
+    everywhere = Macros(shared, unread)
     ours: dict[str, Any] = {}
     for key, value in source.items():
         if key in TOP_NAMES or key in ("hooks", "sendLoadingState"):
-            ours[key] = value
+            ours[key] = everywhere.expand(value, key)
         elif key not in ("models", "groups", "macros"):
-            remarks.append(f"{key} has no counterpart and was left out")
+            remarks.append(_left_out(key))
     models: dict[str, Any] = {}
     for id, given in mapping(source.get("models"), "models").items():
-        model = _model(id, mapping(given, f"models.{id}"), macros, remarks)
+        place = f"models.{id}"
+        own = mapping(given, place)
+        added = mapping(own.get("macros"), f"{place}.macros")
+        macros = Macros(shared | added, unread) if added else everywhere
+        model = _model(id, own, macros, remarks)
         if model is not None:
             models[id] = model
     ours["models"] = models
     _groups(source.get("groups"), ours, remarks)
     _preloads(ours, remarks)
-    parse_file(ours, path, environment)
+    parse_file(ours, path, unread | dict(environment))
     text: str = yaml.safe_dump(ours, sort_keys=False, allow_unicode=True)
     return Imported(text=text, remarks=tuple(remarks))
 
@@ -113,8 +134,36 @@ def _model(
         if key in MODEL_KEYS:
             model[key] = macros.expand(value, f"{place}.{key}", id)
         elif key not in _OBSOLETE_KEYS:
-            remarks.append(f"{place}.{key} has no counterpart and was left out")
+            remarks.append(_left_out(f"{place}.{key}"))
+    if "aliases" in model:
+        model["aliases"] = _aliases(model["aliases"], f"{place}.aliases", remarks)
+    if "filters" in model:
+        model["filters"] = _filters(model["filters"], f"{place}.filters", remarks)
     return model
+
+
+def _aliases(given: Any, place: str, remarks: list[str]) -> Any:
+    """The names alone: llama-swap may say more of an alias."""
+    if not isinstance(given, list):
+        return given
+    items: list[Any] = given
+    aliases: list[Any] = []
+    for item in items:
+        if not isinstance(item, dict):
+            aliases.append(item)
+            continue
+        facts = mapping(item, place)
+        aliases.append(facts.pop("id", None))
+        remarks += [_left_out(f"{place}: {key} of {aliases[-1]}") for key in facts]
+    return aliases
+
+
+def _filters(given: Any, place: str, remarks: list[str]) -> dict[str, Any]:
+    found = mapping(given, place)
+    if (old := found.pop(_OLD_STRIP_KEY, None)) is not None:
+        found.setdefault("stripParams", old)
+    remarks += [_left_out(f"{place}.{key}") for key in found if key not in FILTER_KEYS]
+    return {key: value for key, value in found.items() if key in FILTER_KEYS}
 
 
 def _server_arguments(words: list[str]) -> list[str] | None:
@@ -160,4 +209,8 @@ def _read_arguments(
         elif name == "--prompt-cache-bytes":
             remarks.append(f"{place}: {name} is one figure for all models now; set it at the top")
         elif name not in _OBSOLETE_FLAGS:
-            remarks.append(f"{place}: the flag {name} has no counterpart and was left out")
+            remarks.append(_left_out(f"{place}: the flag {name}"))
+
+
+def _left_out(what: str) -> str:
+    return f"{what} has no counterpart and was left out"
