@@ -154,7 +154,7 @@ def daemon(tmp_path: Path) -> Any:
 def test_drill_on_a_running_daemon_reports_as_json(daemon: RunningDaemon) -> None:
     before = daemon.status()
     done = daemon.command("drill", "kill", "--json")
-    assert done.returncode == exit_codes.OK, done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (exit_codes.OK, ""), done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["result"] == "kept"
     [one] = report["drills"]
@@ -177,6 +177,7 @@ def test_drill_does_not_disturb_others_without_consent(daemon: RunningDaemon) ->
     assert daemon.status()["models"][0]["pid"] == pid
     done = daemon.command("drill", "kill", "--yes")
     assert done.returncode == exit_codes.OK, done.stdout + done.stderr
+    assert done.stderr == "kill #1: SIGKILL to a busy engine …\n"
     assert daemon.status()["models"][0]["pid"] != pid
 
 

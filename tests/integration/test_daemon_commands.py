@@ -125,11 +125,11 @@ def test_the_log_file_lies_where_it_was_asked_for(daemon: RunningDaemon) -> None
 def test_keys_open_everything_but_the_probes(tmp_path: Path) -> None:
     model = str(fake_model(tmp_path / "m"))
     keys = tmp_path / "keys"
-    keys.write_text("# a comment\nfrom-file\n")
+    keys.write_text("# a comment\n  # another\nfrom-file\n")
     flags = ("--api-key", "one", "--api-key-file", str(keys))
     with RunningDaemon(tmp_path / "home", model, *flags) as daemon:
         assert daemon.ask("GET", "/livez").status == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "# another"}):
             for path in ("/status", "/v1/models", "/logs", "/metrics", "/v1/nothing"):
                 refused = daemon.ask("GET", path, headers=headers)
                 assert refused.status == 401, path

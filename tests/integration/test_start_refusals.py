@@ -142,6 +142,18 @@ def test_a_bad_flag_is_told_in_one_sentence(
     assert refused(outcome, USAGE).startswith(sentence)
 
 
+def test_a_remark_behind_a_key_is_told_without_the_key(tmp_path: Path, model: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("  # whose\ns3cret # mine\n")
+    outcome = run_command(
+        tmp_path / "a", "serve", model, "--port", "0", "--api-key-file", str(keys)
+    )
+    assert refused(outcome, USAGE) == (
+        f"--api-key-file: line 2 of {keys} holds more than a key; write comments on lines of "
+        "their own."
+    )
+
+
 def test_an_unwritable_log_folder_is_told(tmp_path: Path, model: str, run_dir: str) -> None:
     (tmp_path / "file").touch()
     flags = ["--port", "0", "--run-dir", run_dir, "--log-dir", str(tmp_path / "file" / "logs")]

@@ -232,6 +232,16 @@ def test_check_has_nothing_to_say_of_a_file_that_can_be_served() -> None:
     assert find_mistakes(parse_yaml(FILE, "c.yaml"), Path("c.yaml"), {}, MACHINE) == []
 
 
+def test_check_says_that_a_file_names_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_isolate_supervisor.commands.serve.check_demo", lambda: None)
+    (tmp_path / "c.yaml").write_text("")
+    args = argparse.Namespace(verb="check", file=str(tmp_path / "c.yaml"))
+    assert run(args) == 0
+    assert capsys.readouterr().out.endswith("can be served; models: demo (the file names none)\n")
+
+
 def test_check_says_each_mistake_on_a_line_and_exits_with_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(file: str) -> int:
+    from mlx_isolate_supervisor.settings.file import read_file
+
     mistakes = _mistakes(Path(file).expanduser())
     for sentence in mistakes:
         print(f"mlx-isolate: {harmless(sentence)}", file=sys.stderr)
@@ -78,6 +80,8 @@ def _check(file: str) -> int:
             print(f"{file}: models.{model.id}: there is no folder {model.model}", file=sys.stderr)
             missing.append(model.id)
     names = ", ".join(model.id for model in resolved.settings.models)
+    if not read_file(Path(file).expanduser(), os.environ).models:
+        names += " (the file names none)"
     without = f", but for {', '.join(missing)}" if missing else ""
     print(f"{file} can be served{without}; models: {names}")
     return exit_codes.OK

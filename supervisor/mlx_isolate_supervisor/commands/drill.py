@@ -34,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the names, where the drills are done, and how often."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "drills:\n" + "\n".join(
-        f"  {drill.name:16} {drill.help}" for drill in DRILLS.values()
+        f"  {drill.name:16}{'*' if drill.own_because else ' '} {drill.help}"
+        for drill in DRILLS.values()
     )
+    parser.epilog += "\n\n* on a throw-away daemon only"
     parser.add_argument(
         "names",
         metavar="DRILL",
@@ -102,13 +104,19 @@ async def _run(
     drills: list[Drill], plan: StagePlan, repeat: int, *, quiet: bool
 ) -> list[DrillReport]:
     reports: list[DrillReport] = []
+    begun = None if quiet else _tell_begun
     # Closed at once where this is cancelled: whatever it holds is removed then.
-    async with contextlib.aclosing(run_drills(drills, plan, repeat)) as done:
+    async with contextlib.aclosing(run_drills(drills, plan, repeat, begun)) as done:
         async for report in done:
             reports.append(report)
             if not quiet:
                 print("\n".join(report_lines(report)), end="\n\n", flush=True)
     return reports
+
+
+def _tell_begun(drill: Drill, number: int) -> None:
+    # A report comes at the end, which may be minutes away.
+    print(f"{drill.name} #{number}: {drill.help} …", file=sys.stderr, flush=True)
 
 
 def _plan(args: argparse.Namespace, drills: list[Drill]) -> StagePlan:

@@ -188,7 +188,15 @@ def _with_keys(settings: ServeSettings, path: str | None) -> ServeSettings:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"--api-key-file: cannot read {path}: {reason}.") from error
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    texts = [line.strip() for line in lines]
+    for number, text in enumerate(texts, 1):
+        # Taken as it is, nobody who leaves the remark out would be let in.
+        if not text.startswith("#") and " #" in text:
+            raise ConfigError(
+                f"--api-key-file: line {number} of {path} holds more than a key; write comments "
+                "on lines of their own."
+            )
+    keys = tuple(text for text in texts if text and not text.startswith("#"))
     if not keys:
         raise ConfigError(f"--api-key-file: {path} holds no key; write one a line.")
     return msgspec.structs.replace(settings, api_keys=settings.api_keys + keys)

@@ -1,7 +1,7 @@
 """Runs drills one after another, each as often as asked, and judges what they share."""
 
 import statistics
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import aiohttp
 import psutil
@@ -13,14 +13,26 @@ from mlx_isolate_supervisor.drills.stage import Stage, StagePlan
 
 
 async def run_drills(
-    drills: Sequence[Drill], plan: StagePlan, repeat: int = 1
+    drills: Sequence[Drill],
+    plan: StagePlan,
+    repeat: int = 1,
+    begun: Callable[[Drill, int], None] | None = None,
 ) -> AsyncGenerator[DrillReport]:
-    """Do each drill `repeat` times; a report for each time, as soon as there is one."""
+    """Do each drill `repeat` times; a report for each time, as soon as there is one.
+
+    Args:
+        drills: what to do.
+        plan: on which daemons.
+        repeat: how often.
+        begun: told of each time before it begins.
+    """
     stage = Stage(plan)
     try:
         for drill in drills:
             done: list[DrillReport] = []
             for number in range(1, repeat + 1):
+                if begun is not None:
+                    begun(drill, number)
                 done.append(await _run_one(drill, stage, number))
                 yield done[-1]
                 if done[-1].result == "not_run":
