@@ -53,9 +53,9 @@ macros:
   store: /models             # ${store} below
 models:
   small:
-    path: mlx-community/Qwen3-4B-4bit   # a folder or a repo; default: the model's name
+    path: mlx-community/Qwen3-4B-4bit   # a folder, a repo or demo; default: its name
     aliases: [qwen]          # further names for it
-    ttl: 600                 # seconds; 0 = never, -1 = the daemon's
+    ttl: 600                 # seconds, or 10m; 0 = never, -1 = the daemon's
     env: ["HF_HUB_OFFLINE=1"]
     concurrencyLimit: 8      # requests in its engine at once; default: decode_concurrency
     unlisted: false          # true = served, but not in /v1/models
