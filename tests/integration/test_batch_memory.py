@@ -235,7 +235,8 @@ def test_a_large_batch_takes_no_more_than_is_budgeted(scenario: str) -> None:
     joins = [Join(e.step, 4 * e.cached, e.left, e.writes) for e in SCENARIOS[scenario]]
     bound = len(joins) * capacity(max(join.length for join in joins)) * TOKEN_BYTES
     assert bound > 256 << 20
-    assert bound // 2 < peak_of(KVCache, joins) <= bound + layerwise.BESIDE_BYTES + SLACK
+    peak = peak_of(KVCache, joins)
+    assert bound // 2 < peak <= bound + max(layerwise.BESIDE_BYTES, 2 * bound // LAYERS) + SLACK
 
 
 @pytest.mark.parametrize(
@@ -338,4 +339,13 @@ def test_windows_count_for_each_row_that_is_there(
     token = sum(part.nbytes // part.keys.shape[2] for part in growing)
     window = sum(part.nbytes // part.keys.shape[2] * part.max_size for part in windows)
     assert room.row_tokens * token == pytest.approx(window)
-    assert room.tokens == int((free * KV_SHARE - layerwise.BESIDE_BYTES) / token)
+    share = max(1 / len(growing), 1 / len(windows))
+    assert room.tokens == int(layerwise.batch_bytes(free * KV_SHARE, share) / token)
+
+
+def test_what_a_batch_needs_beside_itself_is_two_groups_or_two_of_its_layers() -> None:
+    group, layers = layerwise.TOGETHER, 10
+    small = layerwise.batch_bytes(8 * group, 1 / layers)
+    assert small == 6 * group
+    large = layerwise.batch_bytes(60 * group, 1 / layers)
+    assert large + 2 * large / layers == pytest.approx(60 * group)

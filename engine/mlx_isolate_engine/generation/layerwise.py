@@ -21,8 +21,9 @@ from mlx_isolate_engine.cache.kinds import leaves
 # batch of no more is left to the next pass, as mlx-lm does.
 TOGETHER = (16 if mx.default_device() == mx.Device(mx.cpu) else 64) << 20
 # What a batch needs beside itself: of one group the old arrays, and what is between old and new.
-# (Of layers that are larger than a group it is two layers.)
 BESIDE_BYTES = 2 * TOGETHER
+# Where a layer is larger than a group: of one layer.
+BESIDE_LAYERS = 2
 # Capacity grows by so many tokens, as mlx-lm's own does.
 STEP = BatchKVCache.step
 ENDLESS = 1 << 60
@@ -30,6 +31,16 @@ ENDLESS = 1 << 60
 # Any: mlx-lm's classes say None where arrays come later.
 _GROWING: Any = BatchKVCache
 _TURNING: Any = BatchRotatingKVCache
+
+
+def batch_bytes(free: float, layer_share: float) -> float:
+    """Of the largest batch that fits into `free` bytes with what it needs beside itself.
+
+    Args:
+        free: bytes.
+        layer_share: of the batch's bytes, at most so many are its largest layer's; 0 to 1.
+    """
+    return min(free - BESIDE_BYTES, free / (1 + BESIDE_LAYERS * layer_share))
 
 
 class LayerwiseGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm has no types

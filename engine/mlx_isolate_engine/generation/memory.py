@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_isolate_engine.cache.kinds import leaves
 from mlx_isolate_engine.device import usable_bytes
 from mlx_isolate_engine.generation.admission import Room
-from mlx_isolate_engine.generation.layerwise import BESIDE_BYTES
+from mlx_isolate_engine.generation.layerwise import batch_bytes
 
 # Share of the memory that is free after the load which rows may take; the rest is for the model's
 # own intermediate results and for the prompt cache.
@@ -25,12 +25,17 @@ def room_for_rows(model: Any) -> Room | None:
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache))
-    token_bytes = sum(_bytes_per_token(part) for part in leaves(cache))
+    layers = [list(leaves([layer])) for layer in cache]
+    of_tokens = [sum(map(_bytes_per_token, layer)) for layer in layers]
+    of_rows = [sum(map(_bytes_per_row, layer)) for layer in layers]
+    token_bytes, row_bytes = sum(of_tokens), sum(of_rows)
     if not token_bytes:
         return None
+    # However long the rows are, the largest layer's part of them is between these two.
+    share = max(max(of_tokens) / token_bytes, max(of_rows) / row_bytes if row_bytes else 0.0)
     return Room(
-        tokens=max(1, int((_free_bytes() * KV_SHARE - BESIDE_BYTES) / token_bytes)),
-        row_tokens=sum(_bytes_per_row(part) for part in leaves(cache)) / token_bytes,
+        tokens=max(1, int(batch_bytes(_free_bytes() * KV_SHARE, share) / token_bytes)),
+        row_tokens=row_bytes / token_bytes,
     )
 
 
