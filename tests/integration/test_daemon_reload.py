@@ -136,6 +136,8 @@ def test_keys_can_be_changed_while_it_runs(configured: Configured) -> None:
         ({"models": {"one": {"ttll": 5}}}, "there is no key 'ttll'; did you mean 'ttl'?"),
         ({"models": {"one": {"aliases": ["two"]}, "two": {}}}, "two models would be served as"),
         ({"queue_timeout": "soon"}, "'soon' is not a time"),
+        ({"models": {}}, "the file names no model"),
+        ({}, "the file names no model"),
     ],
 )
 def test_a_bad_file_changes_nothing_and_says_why(

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
         from mlx_isolate_supervisor.app import Launch, run_daemon
 
-        read = partial(settings_of, args)
+        read = partial(_read_again, args, may_name_no_model=resolved.names_no_model)
         return run_daemon(Launch(resolved=resolved, sockets=sockets, read=read, engine=engine))
     finally:
         for listener in sockets:
@@ -134,7 +134,22 @@ def settings_of(args: argparse.Namespace) -> Resolved:
     resolved = resolve(layers, this_machine())
     settings = _with_keys(resolved.settings, resolved.api_key_file)
     check_exposure(settings)
-    return msgspec.structs.replace(resolved, settings=settings)
+    return msgspec.structs.replace(
+        resolved, settings=settings, names_no_model=is_silent and not file_models
+    )
+
+
+def _read_again(args: argparse.Namespace, *, may_name_no_model: bool) -> Resolved:
+    """The settings for a reload.
+
+    Raises:
+        ConfigError: as `settings_of`, or a file that had models names none any more: it was
+            emptied by mistake or is being written, and the demo is not meant by that.
+    """
+    resolved = settings_of(args)
+    if resolved.names_no_model and not may_name_no_model:
+        raise ConfigError("the file names no model; stop the daemon to serve none.")
+    return resolved
 
 
 def _read_file(flags: Mapping[str, str | Sequence[str]]) -> FileLayer | None:

@@ -78,6 +78,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
             are absent have their default.
         api_key_file: path of a file with more keys, not read yet.
         warnings: sentences for the log.
+        names_no_model: nobody asked for a model, so the demo is served.
     """
 
     settings: ServeSettings
@@ -85,6 +86,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     origins: Mapping[str, str]
     api_key_file: str | None = None
     warnings: tuple[str, ...] = ()
+    names_no_model: bool = False
 
 
 def resolve(layers: Layers, machine: Machine) -> Resolved:
