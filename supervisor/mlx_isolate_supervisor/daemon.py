@@ -215,9 +215,8 @@ class Daemon:
 
     def _tell_start(self, sockets: Sequence[socket.socket]) -> None:
         urls = urls_of(sockets)
-        models = [(model.id, model.model) for model in self._settings.models]
         log_event("daemon.started", pid=os.getpid(), urls=",".join(urls), version=self.version)
-        self._display.line(describe_start(self.version, urls, models))
+        self._display.line(describe_start(self.version, urls, self._settings.models))
         self._notifier.ready(f"listening on {' '.join(urls)}")
 
     def _apply(self, new: ServeSettings) -> ModelChanges:

@@ -12,11 +12,13 @@ from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.ps import ps_lines
 from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
+from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.daemon import trouble_of
 from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_facts,
     describe_ready,
+    describe_start,
     draw_loading,
 )
 from mlx_isolate_supervisor.telemetry.status import Failure, LastExit, Status, Transition
@@ -129,6 +131,18 @@ def test_colours_come_only_where_wanted() -> None:
     line = "demo  failed  -"
     assert paint_states(line, False) == line
     assert paint_states(line, True) == "demo  \x1b[31mfailed\x1b[0m  -"
+
+
+def test_the_first_lines_tell_which_models_wait_to_be_asked() -> None:
+    models = [
+        ModelSpec(id="demo", model="demo", preload=True),
+        ModelSpec(id="big", model="/models/big"),
+    ]
+    assert describe_start("1.0", ["http://h:1", "http://i:1"], models).splitlines()[1:] == [
+        "  demo",
+        "  big  /models/big  (loads on first use)",
+        "  page: http://h:1/ui",
+    ]
 
 
 def test_the_ready_line_names_backend_and_blas() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from mlx_isolate_shared.wire import Loading, ModelFacts
+from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.telemetry.logs import Logs
@@ -33,11 +34,13 @@ def describe_ready(model: str, load_s: float | None, facts: ModelFacts | None) -
     return f"{model}: ready{took}" + (f" ({describe_facts(facts)})" if facts else "")
 
 
-def describe_start(version: str, urls: Sequence[str], models: Sequence[tuple[str, str]]) -> str:
-    """The first lines: who listens where, for which (id, source) models."""
+def describe_start(version: str, urls: Sequence[str], models: Sequence[ModelSpec]) -> str:
+    """The first lines: who listens where, for which models, and which of them wait to be asked."""
     lines = [f"mlx-isolate {version} on {', '.join(urls)} (pid {os.getpid()})"]
-    for id, source in models:
-        lines.append(f"  {id}" if source == id else f"  {id}  {source}")
+    for model in models:
+        source = "" if model.model == model.id else f"  {model.model}"
+        later = "" if model.preload else "  (loads on first use)"
+        lines.append(f"  {model.id}{source}{later}")
     lines += [f"  page: {url}/ui" for url in urls[:1]]
     return "\n".join(lines)
 
