@@ -21,16 +21,20 @@ TEXTS = st.text(min_size=1, max_size=6)
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[Delta]:
-    """Reasoning, then content, then whole tool calls in pieces: the order in which models speak."""
-    deltas: list[Delta] = [ReasoningDelta(text=text) for text in draw(st.lists(TEXTS, max_size=3))]
-    deltas += [ContentDelta(text=text) for text in draw(st.lists(TEXTS, max_size=4))]
-    for index in range(draw(st.integers(0, 3))):
-        arguments = json.dumps(draw(st.dictionaries(TEXTS, TEXTS, max_size=2)))
-        cut = draw(st.integers(0, len(arguments)))
-        deltas.append(
-            ToolCallDelta(index=index, id=f"c{index}", name="f", arguments=arguments[:cut])
-        )
-        deltas.append(ToolCallDelta(index=index, arguments=arguments[cut:]))
+    """Reasoning, content and whole tool calls in pieces, as models mix them."""
+    deltas: list[Delta] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=8)):
+        if kind == "call":
+            arguments = json.dumps(draw(st.dictionaries(TEXTS, TEXTS, max_size=2)))
+            cut = draw(st.integers(0, len(arguments)))
+            first = arguments[:cut]
+            deltas.append(ToolCallDelta(index=calls, id=f"c{calls}", name="f", arguments=first))
+            deltas.append(ToolCallDelta(index=calls, arguments=arguments[cut:]))
+            calls += 1
+        else:
+            make = ReasoningDelta if kind == "reasoning" else ContentDelta
+            deltas += [make(text=text) for text in draw(st.lists(TEXTS, max_size=3))]
     return deltas
 
 

@@ -14,7 +14,7 @@ from mlx_isolate_engine.completion.events import (
 from mlx_isolate_engine.completion.request import CompletionRequest
 from mlx_isolate_engine.protocols.anthropic_request import parse_body
 from mlx_isolate_engine.protocols.contract import Call, Delta
-from mlx_isolate_engine.protocols.transcript import Transcript
+from mlx_isolate_engine.protocols.transcript import Text, ToolCall, Transcript
 from mlx_isolate_shared.anthropic_error import anthropic_event
 from mlx_isolate_shared.errors import HttpError
 
@@ -59,18 +59,10 @@ class MessageRequest:
         """The whole answer as JSON."""
         (transcript,) = transcripts
         summary = transcript.summary
-        blocks: list[dict[str, Any]] = []
-        if transcript.reasoning:
-            blocks.append({"type": "thinking", "thinking": transcript.reasoning, "signature": ""})
-        if transcript.text:
-            blocks.append({"type": "text", "text": transcript.text})
-        for call in transcript.tool_calls:
-            block = {"type": "tool_use", "id": call.id, "name": call.name}
-            blocks.append({**block, "input": _input_object(call.arguments)})
         return msgspec.json.encode(
             {
                 **self._head(),
-                "content": blocks,
+                "content": [_block(part) for part in transcript.parts],
                 **_stop(summary),
                 "usage": _usage(summary),
                 "timings": summary.timings,
@@ -84,6 +76,16 @@ class MessageRequest:
             "role": "assistant",
             "model": self._call.identity.model,
         }
+
+
+def _block(part: Text | ToolCall) -> dict[str, Any]:
+    match part:
+        case ToolCall(id=id, name=name, arguments=arguments):
+            return {"type": "tool_use", "id": id, "name": name, "input": _input_object(arguments)}
+        case Text(is_reasoning=True, text=text):
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case Text(text=text):
+            return {"type": "text", "text": text}
 
 
 def _stop(summary: CompletionSummary) -> dict[str, str | None]:

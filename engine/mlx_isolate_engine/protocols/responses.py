@@ -39,7 +39,7 @@ from mlx_isolate_engine.protocols.responses_request import (
     template_input,
     text_format,
 )
-from mlx_isolate_engine.protocols.transcript import Transcript
+from mlx_isolate_engine.protocols.transcript import Text, ToolCall, Transcript
 from mlx_isolate_shared.errors import HttpError, RequestError
 from mlx_isolate_shared.response_id import make_response_id
 
@@ -181,14 +181,15 @@ class ResponsesRequest:
         """The whole answer as JSON."""
         (transcript,) = transcripts
         streamer = self.streamer()
-        if transcript.reasoning:
-            streamer.add(ReasoningDelta(text=transcript.reasoning))
-        if transcript.text:
-            logprobs = tuple(transcript.logprobs)
-            streamer.add(ContentDelta(text=transcript.text, logprobs=logprobs))
-        for index, call in enumerate(transcript.tool_calls):
-            part = ToolCallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments)
-            streamer.add(part)
+        for index, part in enumerate(transcript.parts):
+            match part:
+                case ToolCall(id=id, name=name, arguments=arguments):
+                    delta = ToolCallDelta(index=index, id=id, name=name, arguments=arguments)
+                    streamer.add(delta)
+                case Text(is_reasoning=True, text=text):
+                    streamer.add(ReasoningDelta(text=text))
+                case Text(text=text, logprobs=logprobs):
+                    streamer.add(ContentDelta(text=text, logprobs=tuple(logprobs)))
         return msgspec.json.encode(streamer.ended(transcript.summary))
 
     def keep(self, response: dict[str, Any], items: Sequence[OpenItem]) -> None:
