@@ -16,8 +16,10 @@ ENFORCED_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname"}
     | {"ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
+# Keywords that only describe: they would count against the longest grammar, and tools explain much.
+_DESCRIBING = frozenset({"description", "title", "$comment", "examples", "example", "default"})
 # Keywords of a schema whose value is data, and those whose value is schemas by name.
-_DATA = frozenset({"const", "enum", "default", "examples", "example", "required", "x-guidance"})
+_DATA = frozenset({"const", "enum", "required", "x-guidance", *_DESCRIBING})
 _BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
@@ -79,7 +81,7 @@ def forced_call(functions: Sequence[dict[str, Any]], opening: Marker, closing: M
 
 def _json(schema: dict[str, Any], *, strict: bool) -> str:
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
-    return json.dumps({**_without_described_formats(schema), "x-guidance": options})
+    return json.dumps({**_enforceable(schema), "x-guidance": options})
 
 
 def _literal(marker: Marker) -> str:
@@ -118,8 +120,10 @@ def _moved(schema: dict[str, Any], place: str) -> dict[str, Any]:
     return moved
 
 
-def _without_described_formats(schema: dict[str, Any]) -> dict[str, Any]:
-    plain = _mapped(schema, _without_described_formats)
+def _enforceable(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without what only describes."""
+    kept = {key: value for key, value in schema.items() if key not in _DESCRIBING}
+    plain = _mapped(kept, _enforceable)
     form = plain.get("format")
     if isinstance(form, str) and form not in ENFORCED_FORMATS:
         del plain["format"]
