@@ -20,7 +20,7 @@ def oracle(folder: Path, requests: list[dict[str, Any]]) -> list[dict[str, Any]]
     """Greedy text and tokens of mlx-lm's `stream_generate`, one request after the other.
 
     Returns:
-        For each request: `text`, `pieces` (the text of each step), and `gaps`, the difference of
+        For each request: `text`, `pieces` (the text of each token), and `gaps`, the difference of
         the two best log probabilities at each step.
     """
     blas = choose_blas("auto")
@@ -47,13 +47,21 @@ def _generate(model: Any, tokenizer: Any, request: dict[str, Any]) -> dict[str, 
         prompt = tokenizer.apply_chat_template(request["messages"], add_generation_prompt=True)
     else:
         prompt = tokenizer.encode(request["prompt"])
-    pieces: list[str] = []
+    text, pieces = "", list[str]()
+    held = 0  # spaces that mlx-lm gives out with the token behind them
     gaps: list[float] = []
     for step in stream_generate(model, tokenizer, prompt, max_tokens=request["max_tokens"]):
-        pieces.append(step.text)
+        if tokenizer.decode([step.token]) == " ":
+            pieces.append(" ")
+            held += 1
+        else:
+            pieces.append(step.text[held:])
+            held = 0 if step.text else held
+        text += step.text
         best: Any = mx.topk(step.logprobs, 2).tolist()
         gaps.append(abs(best[0] - best[1]))
-    return {"text": "".join(pieces), "pieces": pieces, "gaps": gaps}
+    assert "".join(pieces) == text
+    return {"text": text, "pieces": pieces, "gaps": gaps}
 
 
 def main() -> None:

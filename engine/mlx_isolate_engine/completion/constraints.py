@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 
+from mlx_isolate_engine.completion.grammar_vocabulary import grammar_vocabulary
 from mlx_isolate_engine.completion.grammars import (
     Marker,
     forced_call,
@@ -144,11 +144,7 @@ class ConstraintCompiler:
 
     def _make_vocabulary(self, param: str) -> LLTokenizer:
         try:
-            return from_tokenizer(
-                self._tokenizer._tokenizer,
-                n_vocab=self._vocabulary_size,
-                eos_token=sorted(self._tokenizer.eos_token_ids),
-            )
+            return grammar_vocabulary(self._tokenizer, self._vocabulary_size)
         except ValueError as error:
             raise RequestError(
                 "Structured output is not supported with this model's tokenizer.", param=param

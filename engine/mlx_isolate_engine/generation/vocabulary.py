@@ -34,6 +34,11 @@ class Vocabulary:
             detokenizer.trim_space
         )
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bytes of every token are known, and no tokenizer has to be asked."""
+        return self._pieces is not None
+
     def raw(self, token: int) -> bytes:
         """Exact bytes of a token; b"" for an id that only pads the model's output."""
         raw = self._raw.get(token)
