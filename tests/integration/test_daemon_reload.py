@@ -63,6 +63,23 @@ def test_a_models_stream_outlives_the_reload_of_another(configured: Configured) 
     read_until(stream, b"data: [DONE]")
 
 
+def test_a_changed_model_serves_on_beside_its_stream_while_the_new_engine_loads(
+    configured: Configured,
+) -> None:
+    daemon = configured.daemon
+    daemon.ask("POST", "/models/load", {"model": "two"})
+    wait_for(lambda: daemon.status()["models"][1]["memory_bytes"], 10, "its footprint")
+    stream = daemon.stream(model="two", fake={"chunks": 100, "interval_s": 0.05})
+    read_until(stream, b"data:")
+    configured.reload(models={"one": {}, "two": {"temp": 0.5}})
+    assert daemon.chat("two").status == 200  # without waiting for the stream
+    wait_for(lambda: daemon.status()["models"][1]["incarnation"] == 2, 10, "a new engine")
+    assert daemon.chat("two").status == 200
+    so_far = read_until(stream, b"data:")
+    assert b"[DONE]" not in so_far
+    read_until(stream, b"data: [DONE]")
+
+
 def test_a_removed_model_finishes_what_it_has_and_is_unknown_at_once(
     configured: Configured,
 ) -> None:
