@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import langchain_openai
 import openai
 import pytest
 
 from tests.material.models import ModelSpec
 from tests.running_daemon import REAL, RunningDaemon, environment
-
-_REASON = "needs the clients extra"
-langchain_openai = pytest.importorskip("langchain_openai", reason=_REASON)
-pytest.importorskip("llm", reason=_REASON)
 
 TOOL_PARROT = ModelSpec(kind="parrot", context=8192, template="tools")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
@@ -55,6 +52,16 @@ def test_langchain_invokes_streams_and_calls_tools(daemon: RunningDaemon) -> Non
     assert [(call["name"], call["args"]) for call in called.tool_calls] == [
         ("get_weather", {"city": "Zürich"})
     ]
+
+
+def test_langchain_completes_as_many_texts_as_it_sends_at_once(daemon: RunningDaemon) -> None:
+    model = langchain_openai.OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", model="m", max_tokens=2, temperature=0
+    )
+    texts = [f"text {number}" for number in range(model.batch_size)]
+    answers = model.generate(texts).generations
+    assert len(answers) == len(texts) == 20
+    assert all(answer[0].text for answer in answers)
 
 
 def test_llm_prompts_and_streams(daemon: RunningDaemon, tmp_path: Path) -> None:

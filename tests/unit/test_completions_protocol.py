@@ -62,7 +62,7 @@ def test_prompts(prompt: Any, expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, "", [], [""], ["a", 1], [[1], "a"], [[]], ["a"] * 17, 5, {}]
+    "prompt", [None, "", [], [""], ["a", 1], [[1], "a"], [[]], ["a"] * 65, 5, {}]
 )
 def test_bad_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(RequestError) as caught:

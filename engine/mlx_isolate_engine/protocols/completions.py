@@ -20,7 +20,7 @@ from mlx_isolate_engine.completion.request import (
 from mlx_isolate_engine.protocols import openai_shapes as shapes
 from mlx_isolate_engine.protocols.contract import Call, Delta
 from mlx_isolate_engine.protocols.fields import (
-    CHOICES_MAX,
+    ALL_CHOICES_MAX,
     TOP_LOGPROBS_MAX,
     Choices,
     LaneBody,
@@ -69,9 +69,9 @@ def parse(body: bytes, call: Call) -> "TextRequest":
     lane = decode_body(body, LaneBody)
     choices = text.n or 1
     prompts = _prompts(text.prompt)
-    if len(prompts) * choices > CHOICES_MAX:
+    if len(prompts) * choices > ALL_CHOICES_MAX:
         raise RequestError(
-            f"'prompt' times 'n' asks for more than {CHOICES_MAX} choices.", param="prompt"
+            f"'prompt' times 'n' asks for more than {ALL_CHOICES_MAX} choices.", param="prompt"
         )
     _refuse_what_the_model_cannot(text, choices, prompts)
     request = CompletionRequest(

@@ -22,6 +22,8 @@ from mlx_isolate_shared.errors import RequestError
 
 # Choices of one request; each is a completion of its own with its own KV cache.
 CHOICES_MAX = 16
+# Of a request with several prompts, each counted `n` times; langchain sends 20 prompts at once.
+ALL_CHOICES_MAX = 64
 # Stop strings of one request and their length; each is searched for at every token.
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARS_MAX = 1024
