@@ -51,7 +51,7 @@ def _generate(model: Any, tokenizer: Any, request: dict[str, Any]) -> dict[str, 
     held = 0  # spaces that mlx-lm gives out with the token behind them
     gaps: list[float] = []
     for step in stream_generate(model, tokenizer, prompt, max_tokens=request["max_tokens"]):
-        if tokenizer.decode([step.token]) == " ":
+        if not step.text and tokenizer.decode([step.token]) == " ":
             pieces.append(" ")
             held += 1
         else:
