@@ -47,6 +47,7 @@ class TextLog:
         if not choice:
             # Once for all choices: with a hundred of them it would be all that the log holds.
             prompt: dict[str, Any] = msgspec.to_builtins(request.prompt)
+            del prompt["param"]  # what refusals call it, no part of it
             _log_text("prompt", about, json.dumps(prompt, ensure_ascii=False))
         return _Logged(prepared, about if choice is None else f"{about} choice={choice}")
 
