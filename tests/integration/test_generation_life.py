@@ -14,6 +14,7 @@ from mlx_isolate_engine.completion.events import ContentDelta, Event, PrefillPro
 from mlx_isolate_engine.completion.request import SamplingRequest
 from mlx_isolate_engine.generation import row as row_module
 from mlx_isolate_engine.generation import sampling
+from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import LoadedModel
 from mlx_isolate_engine.generation.thread import GenerationThread
@@ -98,6 +99,31 @@ def test_a_neighbour_of_a_cancelled_completion_is_untouched(slow_model: Path) ->
             await reached.wait()
             await cancel(other)
             assert (await both).text == alone.text
+
+    run_async(test())
+
+
+def test_only_a_row_with_company_is_told_in_mid_step(
+    full_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone row's tokens are out before the next step is dispatched (decision 37)."""
+    seen: set[tuple[int, bool]] = set()
+    original = ContinuousLane.flushes_soon
+
+    def noting(lane: ContinuousLane) -> bool:
+        answer = original(lane)
+        seen.add((len(lane._decoding), answer))  # pyright: ignore[reportPrivateUsage]
+        return answer
+
+    monkeypatch.setattr(ContinuousLane, "flushes_soon", noting)
+
+    async def test() -> None:
+        async with rig(full_model) as subject:
+            await subject.run(text_request("hello", max_tokens=30))
+            assert (1, False) in seen and (1, True) not in seen
+            requests = [text_request(text, max_tokens=30) for text in ("hello", "there")]
+            await asyncio.gather(*map(subject.run, requests))
+            assert (2, True) in seen
 
     run_async(test())
 

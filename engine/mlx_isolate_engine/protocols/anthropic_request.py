@@ -2,7 +2,8 @@
 
 The texts of one message are joined without a separator. Tool results become messages of their own,
 in place; thinking becomes the reasoning of its turn, redacted thinking is left out; the answer goes
-on with a text of the assistant that stands last. `cache_control` is ignored, since the prompt cache finds its prefixes by itself.
+on with a text of the assistant that stands last. `cache_control` is ignored, since the prompt cache
+finds its prefixes by itself.
 """
 
 from collections.abc import Sequence

@@ -59,7 +59,7 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
     source = read_yaml(path)
     remarks: list[str] = []
     # What a variable holds may be a secret, so each stands for itself in what is printed.
-    unread = {name: f"${{env.{name}}}" for name in _ENVIRONMENT.findall(path.read_text())}
+    unread = {name: f"${{env.{name}}}" for name in _ENVIRONMENT.findall(repr(source))}
     shared = _GIVEN | mapping(source.get("macros"), "macros")
     everywhere = Macros(shared, unread)
     ours: dict[str, Any] = {}
