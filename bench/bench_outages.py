@@ -10,7 +10,9 @@ it again at once. Both serve one model of random weights, taking turns:
   a minute has the rest of its processes killed too, as its user would;
 * the first token of a long prompt: cold, repeated, and repeated after that kill;
 * memory after many requests of four clients, with fresh servers: of all processes (ours has a
-  supervisor and, where there is room, a spare engine) and of the one with the model.
+  supervisor and, where there is room, a spare engine) and of the one with the model. By default
+  ours keeps prompts in memory up to a limit in bytes, so it is also measured with as many prompts
+  as mlx_lm.server keeps (ten).
 
 Not measured: speed (bench_serving), a kill of the supervisor itself, and requests that were running
 when the kill came (both lose them; ours says so).
@@ -39,7 +41,7 @@ from bench.machine import machine
 from bench.paired import Pair, compare
 from bench.serving_calls import Caller
 from bench.serving_load import prompt, turn
-from bench.serving_rivals import MLX_LM, Rival, memory_bytes, ours, theirs
+from bench.serving_rivals import MLX_LM, OURS, Rival, memory_bytes, ours, theirs
 
 SERVING_S = 60.0
 # Longest time in which what was left is worked off.
@@ -54,6 +56,8 @@ SETTLE_S = 3.0
 RETRY_S = 0.02
 MEMORY_CLIENTS = 4
 MEMORY_WORDS = (16, 32, 64, 128)
+# Prompts that mlx_lm.server and mlx-openai-server keep by default.
+THEIR_PROMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -195,11 +199,14 @@ Start = Callable[[], Rival]
 def run(model: Path, size: Size, rival: str = MLX_LM) -> dict[str, Pair]:
     """Everything, in turns."""
 
-    def start_ours() -> Rival:
-        return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"))
+    def start_ours(*flags: str) -> Rival:
+        return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"), *flags)
 
     def start_theirs() -> Rival:
         return theirs(model, rival, is_looped=True)
+
+    def start_ours_with_few() -> Rival:
+        return start_ours("--prompt-cache-size", str(THEIR_PROMPTS))
 
     with start_ours() as mine, start_theirs() as other:
         sides = (Side(mine, mine.model_name(), size), Side(other, str(model), size))
@@ -209,37 +216,43 @@ def run(model: Path, size: Size, rival: str = MLX_LM) -> dict[str, Pair]:
             for side in sides if number % 2 else sides[::-1]:
                 side.leave(number)
                 side.kill(number)
-    filled = fill(start_ours, start_theirs, str(model), size)
+    filled, few, other_filled = (
+        fill(start, model, size) for start in (start_ours, start_ours_with_few, start_theirs)
+    )
+    few = {f"{name}, ten prompts kept": values for name, values in few.items()}
     return {
         figure: compare(values, theirs_too, higher_is_better=False)
         for figure, values, theirs_too in (
             *((name, values, sides[1].figures[name]) for name, values in sides[0].figures.items()),
-            *((name, values, filled[1][name]) for name, values in filled[0].items()),
+            *((name, values, other_filled[name]) for name, values in filled.items()),
+            *zip(few, few.values(), other_filled.values(), strict=True),
         )
     }
 
 
-def fill(start_ours: Start, start_theirs: Start, model: str, size: Size) -> list[Figures]:
-    """Memory of fresh servers after many requests, one server after the other."""
-    figures: list[Figures] = []
-    for start in (start_ours, start_theirs):
-        with start() as rival:
-            name = rival.model_name() if start is start_ours else model
-            side = Side(rival, name, size)
-            side.begin()
-            asyncio.run(side.fill(name))
-            figures.append(side.figures)
-    return figures
+def fill(start: Start, model: Path, size: Size) -> Figures:
+    """Memory of a fresh server after many requests."""
+    with start() as rival:
+        name = rival.model_name() if rival.name == OURS else str(model)
+        side = Side(rival, name, size)
+        side.begin()
+        asyncio.run(side.fill(name))
+        return side.figures
 
 
 def table(pairs: dict[str, Pair], rival: str) -> str:
-    """The figures as a person reads them."""
-    lines = [f"{'figure':42} {'ours':>9} {rival:>17} {'ratio':>8} {'(95 % low)':>11}"]
+    """The figures as a person reads them: medians, lowest and highest."""
+    lines = [f"{'figure':58} {'ours':>29} {rival:>29} {'ratio':>8}"]
     for figure, pair in pairs.items():
-        ratio, low = (
-            "–" if value is None else f"{value:.2f}" for value in (pair.ratio, pair.ratio_low)
+        ratio = "–" if pair.ratio is None else f"{pair.ratio:.2f}"
+        ours_too, theirs_too = (
+            f"{middle:.3f} ({low:.3f} to {high:.3f})"
+            for middle, (low, high) in (
+                (pair.ours, pair.ours_range),
+                (pair.theirs, pair.theirs_range),
+            )
         )
-        lines.append(f"{figure:42} {pair.ours:9.3f} {pair.theirs:17.3f} {ratio:>8} {low:>11}")
+        lines.append(f"{figure:58} {ours_too:>29} {theirs_too:>29} {ratio:>8}")
     return "\n".join(lines)
 
 

@@ -21,12 +21,16 @@ class Pair:
         ratio: of both turns of a pair (see `paired_ratio`); above 1 is better for us, whatever the
             figure. None where a turn has nothing to divide, or to divide by.
         ratio_low: the lower end of its 95 % interval; None also where there are too few turns.
+        ours_range: the lowest and the highest turn.
+        theirs_range: of theirs.
     """
 
     ours: float
     theirs: float
     ratio: float | None
     ratio_low: float | None
+    ours_range: tuple[float, float]
+    theirs_range: tuple[float, float]
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], *, higher_is_better: bool) -> Pair:
@@ -36,4 +40,11 @@ def compare(ours: Sequence[float], theirs: Sequence[float], *, higher_is_better:
     if all(better) and all(worse):
         found = paired_ratio(better, worse)
         ratio, low = found.middle, found.low
-    return Pair(statistics.median(ours), statistics.median(theirs), ratio, low)
+    return Pair(
+        statistics.median(ours),
+        statistics.median(theirs),
+        ratio,
+        low,
+        (min(ours), max(ours)),
+        (min(theirs), max(theirs)),
+    )

@@ -14,6 +14,8 @@ from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.completion.events import ContentDelta, Event, PrefillProgress
 from mlx_isolate_engine.completion.request import SamplingRequest
 from mlx_isolate_engine.generation import sampling
+from mlx_isolate_engine.generation.suitability import warm_up
+from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError, EngineError
 from tests.integration.generation_rig import (
     Rig,
@@ -146,6 +148,19 @@ def test_kv_bits_that_cannot_work_refuse_the_start(
                 pass
 
     run_async(test())
+
+
+def test_a_scheme_that_the_device_cannot_compute_is_told_at_the_load(
+    model_folder: Callable[[ModelSpec], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_kernel(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("[quantized_matmul] No implementation for problem shape")
+
+    model = load_tiny(model_folder(ModelSpec(kind="full", hidden=128))).model
+    monkeypatch.setattr(mx, "quantized_matmul", no_kernel)
+    with pytest.raises(ConfigError, match=r"--kv-bits 8 .* No implementation .* Leave it out"):
+        warm_up(model, EngineSettings(kv_bits=8, kv_group_size=32))
+    assert warm_up(model, EngineSettings()) > 0
 
 
 @pytest.mark.case("09")

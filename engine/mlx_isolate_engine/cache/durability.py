@@ -35,6 +35,8 @@ def fetch_pages(descriptor: int, length: int, platform: str = sys.platform) -> N
 def forget_pages(descriptor: int, at: int, length: int, platform: str = sys.platform) -> None:
     """Drop file pages behind us: the model needs that memory more than a second read would.
 
+    Linux keeps pages that are not on the disk yet, and begins to write them.
+
     Args:
         descriptor: of the open file.
         at: first byte.

@@ -56,6 +56,9 @@ def write(temporary: Path, final: Path, facts: EntryFacts, flat: Flat, gate: Gat
                 sums[info.name] = _write_tensor(
                     descriptor, at + info.start, tensors[info.name], gate
                 )
+                if info.bytes > array_codec.SMALL_BYTES:
+                    # So that its way to the disk begins, beside the next one's copy and checksum.
+                    forget_pages(descriptor, at + info.start, info.bytes)
             _write_all(descriptor, memoryview(encode_header(facts, placed, sums)), 0)
             gate()
             sync(descriptor)

@@ -123,10 +123,19 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
 
 
 class _Answers(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
-    """Rows that generate."""
+    """Rows that generate.
+
+    mlx-lm hands out the log probabilities of the whole vocabulary with every token. Nobody takes
+    them here (who wants some has `LogprobSampler`), and each row's would be one more array to make,
+    to wait for and to hold in every step.
+    """
 
     _is_changed = False
     _steps_left = 0
+    # mlx-lm says that these may be None; a batch with rows has them.
+    _next_tokens: Any
+    samplers: Any
+    logits_processors: Any
 
     def extend(self, batch: Any) -> None:
         self._is_changed = self._is_changed or bool(self.uids)
@@ -136,18 +145,53 @@ class _Answers(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
     def filter(self, keep: list[int]) -> None:
         super().filter(keep)
         self._is_changed = bool(keep)
-        if not keep:  # the last step's logprobs: of 32 rows and a large vocabulary 20 MB
+        if not keep:
             self._current_tokens: Any = None
             self._current_logprobs: list[Any] = []
 
-    def _step(self) -> Any:
+    def _step(self) -> tuple[list[int], list[Any]]:
         if self._is_changed or self._steps_left <= 0:
             if self._is_changed or not _room(self.prompt_cache):
                 settle(self.prompt_cache, room=1)
             self._is_changed = False
             self._steps_left = _room(self.prompt_cache)
         self._steps_left -= 1
-        return super()._step()
+        tokens = self._next_tokens
+        contexts: list[Any] = []
+        logits = self.model(tokens[:, None], cache=self.prompt_cache)[:, -1, :]
+        if any(self.logits_processors):
+            logits = self._processed(logits, tokens, contexts)
+        self._current_tokens, self._next_tokens = tokens, self._drawn(logits)
+        nothing: list[Any] = [None] * len(self.uids)
+        self._current_logprobs, self._next_logprobs = nothing, nothing.copy()
+        schedule: Any = mx.async_eval
+        schedule(self._next_tokens, contexts)
+        values: list[int] = tokens.tolist()  # waits for the step before, without the interpreter
+        for seen, value in zip(self.tokens, values, strict=True):
+            seen.append(value)
+        return values, nothing
+
+    def _processed(self, logits: Any, tokens: Any, contexts: list[Any]) -> Any:
+        """Logits after each row's processors; what they have seen grows by its token."""
+        rows: list[Any] = []
+        for place, processors in enumerate(self.logits_processors):
+            row = logits[place : place + 1]
+            if processors:
+                context = self._token_context[place].update_and_fetch(tokens[place : place + 1])
+                contexts.append(context)
+                for processor in processors:
+                    row = processor(context, row)
+            rows.append(row)
+        return mx.concatenate(rows)
+
+    def _drawn(self, logits: Any) -> Any:
+        """The next token of each row; those who share a sampler draw together."""
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        samplers: list[Any] = [each or self.fallback_sampler for each in self.samplers]
+        if all(each is samplers[0] for each in samplers):
+            return samplers[0](logprobs)
+        rows = enumerate(samplers)
+        return mx.concatenate([draw(logprobs[place : place + 1]) for place, draw in rows])
 
 
 def settle(*caches: Sequence[Any], room: int = 0) -> None:

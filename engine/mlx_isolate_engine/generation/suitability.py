@@ -51,7 +51,8 @@ def warm_up(model: Any, settings: EngineSettings) -> int:
     that in a request.
 
     Raises:
-        ConfigError: the KV scheme does not fit the model's head size.
+        ConfigError: the KV scheme does not fit the model's head size, or the device has no kernel
+            for it.
     """
     cache = make_prompt_cache(model)
     mx.eval(model(mx.zeros((1, 8), mx.int32), cache=cache))
@@ -63,8 +64,16 @@ def warm_up(model: Any, settings: EngineSettings) -> int:
                 f"--kv-group-size {settings.kv_group_size} does not fit this model's heads; "
                 f"try {KV_GROUP_SIZES[0]}."
             ) from error
-    logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
-    mx.eval(logits)
+    try:
+        logits = model(mx.zeros((1, 1), mx.int32), cache=cache)
+        mx.eval(logits)
+    except RuntimeError as error:
+        if settings.kv_bits is None:
+            raise
+        raise ConfigError(
+            f"--kv-bits {settings.kv_bits} does not work with this model on this device: MLX says "
+            f'"{error}". Leave it out, or try another --kv-group-size.'
+        ) from error
     return int(logits.shape[-1])
 
 
