@@ -251,18 +251,25 @@ def test_tokens_and_caches_are_those_of_mlx_lms_own_generator(
     model: Any = BatchModel(load_model(model_folder(spec))[0])
     joins = [Join(at, 0, left, writes) for at, left, writes in SHAPES]
 
-    def run(make: Callable[..., BatchGenerator]) -> tuple[list[Any], list[Any]]:
-        generator = make(model, completion_batch_size=8, prefill_batch_size=8, prefill_step_size=48)
+    def run(make: Callable[..., BatchGenerator]) -> tuple[list[Any], list[Any], list[Any]]:
+        drawn_from: list[Any] = []
+
+        def draw(logprobs: Any) -> Any:
+            drawn_from.append(logprobs.tolist())
+            return mx.argmax(logprobs, axis=-1)
+
+        sizes = {"completion_batch_size": 8, "prefill_batch_size": 8, "prefill_step_size": 48}
+        generator = make(model, sampler=draw, **sizes)
         tokens: list[Any] = []
         left: list[Any] = []
         for responses in steps(generator, joins, [make_prompt_cache(model) for _ in joins]):
             for each in responses:
-                tokens.append((each.uid, each.token, each.logprobs.tolist()))
+                tokens.append((each.uid, each.token))
                 if each.prompt_cache is not None:
                     arrays = [array.tolist() for array in arrays_of(each.prompt_cache)]
                     left.append((each.uid, each.all_tokens, arrays))
         generator.close()
-        return tokens, left
+        return tokens, left, drawn_from
 
     ours, theirs = run(LayerwiseGenerator), run(BatchGenerator)
     assert len(ours[1]) == len(joins)

@@ -1,9 +1,11 @@
 """In which pieces prompts run on devices of any speed, by the lane itself on a simulated clock."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlx_isolate_engine.generation import layerwise
 from mlx_isolate_engine.generation.entrance import COALESCE_S
 from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
@@ -111,6 +113,30 @@ def test_the_second_half_of_a_crowd_does_not_wait_for_the_first_ones_tokens(
     lane.finish(*asked)
     assert lane.prefills == [(8, 13), (8, 13)]
     assert max(each.first_token_s for each in asked) < 0.04
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_nobody_joins_large_rows_that_leave_and_would_be_copied_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    beside: list[int] = []
+    extend = layerwise._Prompts.extend  # pyright: ignore[reportPrivateUsage]
+
+    def note(self: Any, batch: Any) -> None:
+        beside.append(len(self))
+        extend(self, batch)
+
+    monkeypatch.setattr(layerwise._Prompts, "extend", note)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(layerwise, "TOGETHER", 0 if is_large else 1 << 30)
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, prompt_concurrency=4)
+    beside.clear()
+    asked = [lane.ask(14) for _ in range(12)]
+    lane.finish(*asked)
+    assert beside == ([0, 0, 0] if is_large else [0, 4, 4])
+    assert lane.prefills == [(4, 13)] * 3
+    # Each group comes one step later at most.
+    last = max(each.first_token_s for each in asked)
+    assert last < (0.06 if is_large else 0.05)
 
 
 def test_prompts_that_fill_a_step_together_run_side_by_side_and_the_rest_after_them(

@@ -167,8 +167,8 @@ class ContinuousLane:
         """Let rows in, run one decode step and one piece of prefill, and pass on what came."""
         if not self.flushes_soon():  # not any more: a message has changed what is to be done
             self._deliveries.flush()
-        self._let_in()
-        if self._entrance.restoring:
+        if not self._entrance.shuts(self._prefilling.values(), self._generator):
+            self._let_in()
             for row, found in self._entrance.restored():
                 self._insert(row, found)
         before = self._clock.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Generator, Iterator
 
 from mlx_isolate_engine.generation import admission
 from mlx_isolate_engine.generation.lane import LaneParts
+from mlx_isolate_engine.generation.layerwise import LayerwiseGenerator
 from mlx_isolate_engine.generation.pacing import PrefillPace
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
@@ -52,6 +53,7 @@ class Entrance:
         self._room = room
         self._rows_max = max(1, settings.decode_concurrency)
         self._prompts_max = max(1, min(settings.prompt_concurrency, self._rows_max))
+        self._is_shut = False
         self.waiting: list[Row] = []
         self.restoring: list[tuple[Row, Generator[None, None, Found]]] = []
 
@@ -66,6 +68,16 @@ class Entrance:
             return 0.0
         first = min((row.submitted_at for row in self.waiting), default=0.0)
         return max(0.0, first + COALESCE_S - self._clock.monotonic())
+
+    def shuts(self, prefilling: Collection[Row], generator: LayerwiseGenerator) -> bool:
+        """Whether nobody joins in this step, since large rows leave those whose prompts run.
+
+        mlx-lm joins first and divides then, and would copy every one of them twice more. For one
+        step at most: others may be leaving in the next one.
+        """
+        is_leaving = any(row.prompt_left <= 1 for row in prefilling)
+        self._is_shut = is_leaving and not self._is_shut and generator.has_large_prompts
+        return self._is_shut
 
     def drop(self, ticket: Ticket) -> bool:
         """Forget the row of `ticket`; whether it was here."""

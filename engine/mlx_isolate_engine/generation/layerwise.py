@@ -57,6 +57,12 @@ class LayerwiseGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm has no
         self._prompt_batch = self._prompts
         self._generation_batch = _Answers.empty(model, self.sampler)
 
+    @property
+    def has_large_prompts(self) -> bool:
+        """Whether copying the rows whose prompts run costs more than a pass of the model hides."""
+        held: int = sum(part.nbytes for part in self._prompts.prompt_cache)
+        return held > TOGETHER
+
     def _make_batch(self, n: int) -> Any:
         batch = super()._make_batch(n)
         for uid, seen, (_, _, length) in zip(
