@@ -183,3 +183,23 @@ def test_an_error_of_a_handler_is_one_envelope_without_a_traceback(daemon: Runni
     assert answer.status == 413
     assert set(answer.json()) == {"error"}
     assert daemon.get("/livez")["status"] == "alive"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/admin/cache/flush"), ("DELETE", "/v1/cache")]
+)
+def test_a_model_named_in_the_body_is_the_only_one_whose_cache_is_touched(
+    method: str, path: str, daemon: RunningDaemon
+) -> None:
+    # The fake engines have no cache: what counts here is which of them are asked.
+    def asked(body: object, query: str = "") -> list[str]:
+        return list(daemon.ask(method, path + query, body).json()["models"])
+
+    assert asked({"model": "second"}) == asked(None, "?model=second") == ["second"]
+    assert asked(None) == asked({}) == asked({"model": None}) == ["first", "second"]
+    unknown = daemon.ask(method, path, {"model": "nope"})
+    assert (unknown.status, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert "first, second" in unknown.json()["error"]["message"]
+    for body in ({"model": 7}, "second"):
+        wrong = daemon.ask(method, path, body)
+        assert (wrong.status, wrong.json()["error"]["param"]) == (400, "model")

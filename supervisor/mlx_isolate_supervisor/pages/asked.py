@@ -19,7 +19,7 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 class _Control(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a control request."""
 
-    model: str
+    model: str | None = None
 
 
 def whole_number(request: web.Request, name: str, default: int, most: int) -> int:
@@ -42,12 +42,38 @@ async def asked_model(request: web.Request) -> str:
     Raises:
         RequestError: 400, it names none; 413.
     """
+    model = _decode(await _read(request)).model
+    if model is None:
+        raise _no_control()
+    return model
+
+
+async def asked_model_or_all(request: web.Request) -> str | None:
+    """The model that a request is about: by its JSON body, else by `?model=`; None = all models.
+
+    Raises:
+        RequestError: 400, there is a body that is no JSON object; 413.
+    """
+    body = await _read(request)
+    model = _decode(body).model if body else None
+    return request.query.get("model") if model is None else model
+
+
+async def _read(request: web.Request) -> bytes:
     body = bytearray()
     async for part in request.content.iter_any():
         body += part
         if len(body) > CONTROL_BODY_BYTES_MAX:
             raise RequestError("The body is too large.", status=413, code="body_too_large")
+    return bytes(body)
+
+
+def _decode(body: bytes) -> _Control:
     try:
-        return msgspec.json.decode(body, type=_Control).model
+        return msgspec.json.decode(body, type=_Control)
     except (msgspec.DecodeError, RecursionError):
-        raise RequestError('The body must be JSON such as {"model": "…"}.', param="model") from None
+        raise _no_control() from None
+
+
+def _no_control() -> RequestError:
+    return RequestError('The body must be JSON such as {"model": "…"}.', param="model")

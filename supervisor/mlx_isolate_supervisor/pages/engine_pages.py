@@ -14,6 +14,7 @@ from aiohttp import web
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
 from mlx_isolate_shared.response_id import is_response_of
 from mlx_isolate_supervisor.models.pool import Pool
+from mlx_isolate_supervisor.pages.asked import asked_model_or_all
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
 from mlx_isolate_supervisor.slots.lease import Outcome
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
@@ -123,7 +124,7 @@ class EnginePages:
         return _json({"status": "ok", "model": slot.model_id, "seconds": took_s})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make the prompt caches durable: of `?model=`, or of every loaded model.
+        """Make the prompt caches durable: of the model that is named, or of every loaded one.
 
         200 only when everything that was dirty is on disk; the evidence comes either way.
         """
@@ -142,7 +143,7 @@ class EnginePages:
         """Both tiers in numbers, from the engines' last reports."""
         shown = {
             model.id: model.progress.cache
-            for model in self._loaded(request)
+            for model in await self._loaded(request)
             if model.progress is not None
         }
         return _json({"models": shown})
@@ -179,13 +180,13 @@ class EnginePages:
         status = max((answer.status for answer in answers.values()), default=200)
         return _json({"models": {model: a.body for model, a in answers.items()}}, status)
 
-    def _loaded(self, request: web.Request) -> list[ModelStatus]:
-        """Models with an engine that serves: the one of `?model=`, or all.
+    async def _loaded(self, request: web.Request) -> list[ModelStatus]:
+        """Models with an engine that serves: the one that the request names, or all.
 
         Raises:
-            RequestError: 404 unknown model, 409 the named one is not loaded.
+            RequestError: 404 unknown model, 409 the named one is not loaded; as asked_model_or_all.
         """
-        name = request.query.get("model")
+        name = await asked_model_or_all(request)
         wanted = None if name is None else self._pool.find(name).model_id
         loaded = [
             model
@@ -207,7 +208,8 @@ class EnginePages:
             except EngineError as error:
                 return EngineAnswer(error.status, error.envelope())
 
-        sockets = {m.id: m.socket for m in self._loaded(request) if m.socket is not None}
+        loaded = await self._loaded(request)
+        sockets = {m.id: m.socket for m in loaded if m.socket is not None}
         answers = await asyncio.gather(*(ask(path) for path in sockets.values()))
         return dict(zip(sockets, answers, strict=True))
 
