@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 # What the exit status says of a command that was typed wrong.
 USAGE = 2
+# How alike a word must be to what is suggested for it; at difflib's own 0.6, `foo` is near `oom`.
+_NEAR = 0.7
 _MISSING = "the following arguments are required: "
 
 
@@ -41,7 +43,7 @@ class Parser(argparse.ArgumentParser):
                 self._refuse(word)
 
     def _refuse(self, word: str) -> NoReturn:
-        near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+        near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, _NEAR)
         hint = f", did you mean {near[0]}" if near else ""
         self.error(f"unknown argument {word}{hint}")
 
@@ -50,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        near = get_close_matches(str(value), choices, n=1)
+        near = get_close_matches(str(value), choices, 1, _NEAR)
         hint = f", did you mean {near[0]}" if near else f"; choose from {', '.join(choices)}"
         kind = str(action.metavar or action.dest).lower()
         raise argparse.ArgumentError(None, f"there is no {kind} {value!r}{hint}")

@@ -27,10 +27,11 @@ def test_it_names_the_nearest_one(
     assert capsys.readouterr().err == f"mlx-isolate: {sentence}\n"
 
 
-def test_a_word_near_to_none_gets_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["earthquake", "foo"])
+def test_a_word_near_to_none_gets_them_all(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["drill", "earthquake"])
-    assert "there is no drill 'earthquake'; choose from kill, " in capsys.readouterr().err
+        main(["drill", word])
+    assert f"there is no drill {word!r}; choose from kill, " in capsys.readouterr().err
 
 
 def test_the_help_of_a_flag_tells_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
