@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_supervisor.relay.target import WORK_PATHS
+from mlx_isolate_supervisor.relay.target import WORK_PATHS, asks_for_work
 from tests.running_daemon import ROOT, RunningDaemon, fake_model, read_until
 from tests.waiting import wait_for
 
@@ -243,13 +243,30 @@ def test_every_changing_endpoint_refuses_calls_from_another_site(daemon: Running
     blind = ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"})
     for method, path in sorted(endpoints):
         for headers in blind if method == "GET" else foreign:
-            connection = daemon.connect()
-            kind = {"Content-Type": "text/plain"}
-            connection.request(method, path, '{"model": "m"}', {**kind, **headers})
-            assert connection.getresponse().status == 403, (method, path, headers)
-            connection.close()
+            for kind in ("text/plain", "application/json"):
+                if kind == "application/json" and asks_for_work(path) and "Origin" in headers:
+                    continue  # a browser asks first, and is refused: the next test
+                connection = daemon.connect()
+                sent = {"Content-Type": kind, **headers}
+                connection.request(method, path, '{"model": "m"}', sent)
+                assert connection.getresponse().status == 403, (method, path, sent)
+                connection.close()
     for old, new in zip(before, daemon.status()["models"], strict=True):
         assert (old["pid"], old["state"]) == (new["pid"], new["state"])
+
+
+def test_work_in_json_is_left_to_the_browser_which_is_refused_when_it_asks(
+    daemon: RunningDaemon,
+) -> None:
+    origin = {"Origin": "https://evil.example"}
+    asking = {**origin, "Access-Control-Request-Method": "POST"}
+    refused = daemon.ask("OPTIONS", "/v1/chat/completions", headers=asking)
+    assert (refused.status, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+    # What is no browser names an origin too, and is no page's cat's-paw.
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    served = daemon.ask("POST", "/v1/chat/completions", body, origin)
+    assert served.status == 200
+    assert "Access-Control-Allow-Origin" not in served.headers
 
 
 def test_with_a_key_only_the_files_of_the_page_are_open(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_isolate_supervisor.relay.target import Target, split_upstream
+from mlx_isolate_supervisor.relay.target import Target, asks_for_work, split_upstream
 
 KNOWN = {"m", "org/model", "org/model/v1", "a b"}
 
@@ -36,3 +36,21 @@ def test_a_long_path_is_not_searched_to_its_end() -> None:
 
     split_upstream("/upstream/" + "x/" * 10_000, is_known)
     assert len(asked) < 20
+
+
+@pytest.mark.parametrize(
+    ("path", "is_work"),
+    [
+        ("/v1/chat/completions", True),
+        ("/chat/completions", True),
+        ("/upstream/org/model/v1/messages", True),
+        ("/v1/chat/completions/x", False),
+        ("/models/load", False),
+        ("/admin/cache/flush", False),
+        ("/upstream/m/admin/cache/flush", False),
+        ("/upstream/m/v1/cache", False),
+        ("/upstream/m", False),
+    ],
+)
+def test_work_is_told_from_controls_by_its_path(path: str, is_work: bool) -> None:
+    assert asks_for_work(path) == is_work

@@ -14,7 +14,7 @@ from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
 from mlx_isolate_supervisor.relay.error_wire import error_body
 from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
-from mlx_isolate_supervisor.relay.target import path_on_engine
+from mlx_isolate_supervisor.relay.target import asks_for_work, path_on_engine
 
 REQUEST_ID = web.RequestKey("request_id", str)
 # Where a request goes on its engine, which decides the form of its errors.
@@ -145,10 +145,12 @@ class Edge:
                 code="host_not_allowed",
             )
         # A WebSocket is opened by a GET that no browser asks about first, and whose answers any
-        # page may read.
+        # page may read. Controls are for our own page and for programs: to leave them to a
+        # browser's preflight would win nobody anything.
         is_upgrade = "Upgrade" in headers
+        is_work = not is_upgrade and asks_for_work(request.path)
         if (is_upgrade or request.method in _CHANGING_METHODS) and self._origins.is_forged(
-            headers.get("Origin"), host, "" if is_upgrade else headers.get("Content-Type", "")
+            headers.get("Origin"), host, headers.get("Content-Type", "") if is_work else ""
         ):
             raise RequestError(
                 "This browser origin may not call this server; see --allowed-origins.",

@@ -76,6 +76,9 @@ class OriginPolicy(msgspec.Struct, frozen=True, kw_only=True):
         A browser sends text and form bodies to any server without asking first, so a page that
         may not read our answers could still start work. A JSON body from a foreign page needs a
         preflight, which fails; so only what needs none is refused here.
+
+        Args:
+            content_type: of its body; "" refuses it whatever the body is.
         """
         if origin is None or self.allows(origin):
             return False

@@ -17,6 +17,8 @@ WORK_PATHS = frozenset(
         "/v1/embeddings",
     }
 )
+# Paths on this server that are others on the engine. Queries are kept.
+ALIASES = {"/chat/completions": "/v1/chat/completions"}
 # A model's name may hold slashes, but not more than this; it bounds the search for its end.
 _NAME_SEGMENTS_MAX = 16
 
@@ -57,3 +59,8 @@ def path_on_engine(path: str) -> str:
         return path
     place = path.find("/v1/")
     return path if place < 0 else path[place:]
+
+
+def asks_for_work(path: str) -> bool:
+    """Whether a path on this server, whatever the model, is for completions and no control."""
+    return path_on_engine(path) in WORK_PATHS or path in ALIASES

@@ -6,11 +6,8 @@ from mlx_isolate_supervisor.relay.edge import continue_later
 from mlx_isolate_supervisor.relay.exchange import RelayObserver
 from mlx_isolate_supervisor.relay.forward import Relay
 from mlx_isolate_supervisor.relay.limits import RelayLimits
-from mlx_isolate_supervisor.relay.target import UPSTREAM, WORK_PATHS
+from mlx_isolate_supervisor.relay.target import ALIASES, UPSTREAM, WORK_PATHS
 from mlx_isolate_supervisor.slots.lease import Router
-
-# Paths on this server that are others on the engine. Queries are kept.
-_ALIASES = {"/chat/completions": "/v1/chat/completions"}
 
 
 def add_work_routes(
@@ -30,7 +27,7 @@ def add_work_routes(
 
 def mount(app: web.Application, relay: Relay) -> None:
     """Let `relay` serve the work endpoints of `app`, and end with it."""
-    paths = {path: path for path in sorted(WORK_PATHS)} | _ALIASES
+    paths = {path: path for path in sorted(WORK_PATHS)} | ALIASES
     for path, engine_path in paths.items():
         app.router.add_route(
             "POST", path, relay.handler(engine_path), expect_handler=continue_later
