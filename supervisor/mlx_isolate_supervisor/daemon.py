@@ -18,7 +18,7 @@ from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.engines.memory import footprint
 from mlx_isolate_supervisor.harmless import harmless
-from mlx_isolate_supervisor.listening import BACKLOG, urls_of
+from mlx_isolate_supervisor.listening import BACKLOG, urls_of, wildcards_of
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import pool_limits
 from mlx_isolate_supervisor.pages.auth import KeyGuard, KeyRing
@@ -35,7 +35,12 @@ from mlx_isolate_supervisor.relay.work import add_work_routes
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
 from mlx_isolate_supervisor.settings.layers import Resolved
-from mlx_isolate_supervisor.telemetry.display import Display, describe_ready, describe_start
+from mlx_isolate_supervisor.telemetry.display import (
+    Display,
+    describe_place,
+    describe_ready,
+    describe_start,
+)
 from mlx_isolate_supervisor.telemetry.logs import LogBook, log_event, set_level
 from mlx_isolate_supervisor.telemetry.observability import Observability
 from mlx_isolate_supervisor.telemetry.request_log import RequestLog
@@ -214,10 +219,17 @@ class Daemon:
         return app
 
     def _tell_start(self, sockets: Sequence[socket.socket]) -> None:
-        urls = urls_of(sockets)
-        log_event("daemon.started", pid=os.getpid(), urls=",".join(urls), version=self.version)
-        self._display.line(describe_start(self.version, urls, self._settings.models))
-        self._notifier.ready(f"listening on {' '.join(urls)}")
+        urls, wildcards = urls_of(sockets), wildcards_of(sockets)
+        log_event(
+            "daemon.started",
+            pid=os.getpid(),
+            urls=",".join(urls),
+            wildcards=",".join(wildcards) or None,
+            version=self.version,
+        )
+        place = describe_place(urls, wildcards)
+        self._display.line(describe_start(self.version, place, urls[0], self._settings.models))
+        self._notifier.ready(f"listening on {place}")
 
     def _apply(self, new: ServeSettings) -> ModelChanges:
         """Take over from new settings what can change while running."""

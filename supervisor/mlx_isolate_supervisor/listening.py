@@ -8,6 +8,8 @@ from mlx_isolate_shared.errors import ConfigError
 
 # Connections that wait to be accepted; without enough of them a burst is refused by the system.
 BACKLOG = 1024
+# What stands for every address of this machine, and the one of them that it can always ask.
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class PortTakenError(ConfigError):
@@ -69,11 +71,23 @@ def _explain(error: OSError, host: str, port: int) -> ConfigError:
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror}.")
 
 
+def reachable(host: str) -> str:
+    """The address at which this machine reaches what is bound to `host`."""
+    return _WILDCARDS.get(host, host)
+
+
 def urls_of(sockets: Sequence[socket.socket]) -> list[str]:
-    """The addresses as a person types them."""
+    """The addresses as a person on this machine opens them."""
     urls: list[str] = []
     for listener in sockets:
-        address, port = listener.getsockname()[:2]
+        bound, port = listener.getsockname()[:2]
+        address = reachable(bound)
         shown = f"[{address}]" if listener.family == socket.AF_INET6 else address
         urls.append(f"http://{shown}:{port}")
     return urls
+
+
+def wildcards_of(sockets: Sequence[socket.socket]) -> list[str]:
+    """`0.0.0.0` and `::`, where the sockets are reached by every address of this machine."""
+    bound = (listener.getsockname()[0] for listener in sockets)
+    return [address for address in bound if address in _WILDCARDS]

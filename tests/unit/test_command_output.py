@@ -1,22 +1,25 @@
 """What ps, status, load and the start-up print."""
 
 import io
+import os
 from typing import Literal
 
 import pytest
 
 from mlx_isolate_shared.wire import Loading
-from mlx_isolate_supervisor.commands.client import Daemon
+from mlx_isolate_supervisor.commands.client import Daemon, daemon_of_settings
 from mlx_isolate_supervisor.commands.control import outcome_line
 from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.commands.ps import ps_lines
 from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
-from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.daemon import trouble_of
+from mlx_isolate_supervisor.listening import bind, urls_of, wildcards_of
 from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_facts,
+    describe_place,
     describe_ready,
     describe_start,
     draw_loading,
@@ -138,11 +141,35 @@ def test_the_first_lines_tell_which_models_wait_to_be_asked() -> None:
         ModelSpec(id="demo", model="demo", preload=True),
         ModelSpec(id="big", model="/models/big"),
     ]
-    assert describe_start("1.0", ["http://h:1", "http://i:1"], models).splitlines()[1:] == [
+    assert describe_start("1.0", "http://h:1, http://i:1", "http://h:1", models).splitlines() == [
+        f"mlx-isolate 1.0 on http://h:1, http://i:1 (pid {os.getpid()})",
         "  demo",
         "  big  /models/big  (loads on first use)",
         "  page: http://h:1/ui",
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "more"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:{}", ""),
+        ("0.0.0.0", "http://127.0.0.1:{}", " and every other address of this machine (0.0.0.0)"),
+    ],
+)
+def test_an_address_is_told_that_a_person_can_open(host: str, url: str, more: str) -> None:
+    sockets = bind(host, 0)
+    port = sockets[0].getsockname()[1]
+    urls, wildcards = urls_of(sockets), wildcards_of(sockets)
+    for listener in sockets:
+        listener.close()
+    assert urls == [url.format(port)]
+    assert describe_place(urls, wildcards) == urls[0] + more
+
+
+def test_the_daemon_of_a_wildcard_host_is_asked_in_its_own_family() -> None:
+    hosts = {"0.0.0.0": "127.0.0.1", "::": "::1", "::1": "::1", "192.168.0.7": "192.168.0.7"}
+    for host, asked in hosts.items():
+        assert daemon_of_settings(ServeSettings(host=host, port=9)).host == asked
 
 
 def test_the_ready_line_names_backend_and_blas() -> None:

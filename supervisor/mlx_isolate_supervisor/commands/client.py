@@ -12,6 +12,7 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.listening import reachable
 
 # Status pages are answered from memory, so a daemon that needs longer is not well.
 ANSWER_TIMEOUT_S = 10.0
@@ -66,7 +67,7 @@ def daemon_of(args: argparse.Namespace) -> "Daemon":
 
 def daemon_of_settings(settings: ServeSettings) -> "Daemon":
     """How to ask a daemon with these settings."""
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    host = reachable(settings.host)
     shown = f"[{host}]" if ":" in host else host
     return Daemon(f"http://{shown}:{settings.port}", next(iter(settings.api_keys), None))
 

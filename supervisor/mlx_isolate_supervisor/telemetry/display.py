@@ -34,15 +34,32 @@ def describe_ready(model: str, load_s: float | None, facts: ModelFacts | None) -
     return f"{model}: ready{took}" + (f" ({describe_facts(facts)})" if facts else "")
 
 
-def describe_start(version: str, urls: Sequence[str], models: Sequence[ModelSpec]) -> str:
-    """The first lines: who listens where, for which models, and which of them wait to be asked."""
-    lines = [f"mlx-isolate {version} on {', '.join(urls)} (pid {os.getpid()})"]
+def describe_place(urls: Sequence[str], wildcards: Sequence[str]) -> str:
+    """Where the daemon listens.
+
+    Args:
+        urls: what a person on this machine can open.
+        wildcards: addresses that it was bound to and that stand for all of this machine's.
+    """
+    place = ", ".join(urls)
+    if wildcards:
+        place += f" and every other address of this machine ({', '.join(wildcards)})"
+    return place
+
+
+def describe_start(version: str, place: str, url: str, models: Sequence[ModelSpec]) -> str:
+    """The first lines: who listens where, for which models, and which of them wait to be asked.
+
+    Args:
+        place: see describe_place.
+        url: below which the page lies.
+    """
+    lines = [f"mlx-isolate {version} on {place} (pid {os.getpid()})"]
     for model in models:
         source = "" if model.model == model.id else f"  {model.model}"
         later = "" if model.preload else "  (loads on first use)"
         lines.append(f"  {model.id}{source}{later}")
-    lines += [f"  page: {url}/ui" for url in urls[:1]]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  page: {url}/ui"])
 
 
 def draw_loading(loading: dict[str, Loading], *, columns: int, plain: bool) -> str:
