@@ -119,6 +119,15 @@ def test_listing_needs_no_model_library(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_folder_is_the_one_that_serve_would_use(tmp_path: Path) -> None:
+    (path,) = many(open_store(tmp_path / "ours"), 1)
+    file = tmp_path / "c.yaml"
+    file.write_text(f"ssd_cache_dir: {tmp_path / 'ours'}")
+    done = run_command(tmp_path, "cache", "ls", "--json", "--config", str(file))
+    assert done.returncode == EXIT_OK, done.stderr
+    assert [row["file"] for row in json.loads(done.stdout)["entries"]] == [str(path)]
+
+
 NAMESPACE = namespace_of(EngineSettings(), draft=False)
 PROMPT = "Tell me what a cache holds."
 

@@ -193,7 +193,8 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
         (("flush", "--timeout", "-1"), "--timeout: -1 is no number of seconds"),
         (("cache", "ls", "--dri", "x"), "unknown argument --dri, did you mean --dir"),
         (("cache", "lss"), "there is no verb 'lss', did you mean ls"),
-        (("cache", "ls"), "give --dir; see mlx-isolate cache ls"),
+        (("cache", "ls"), "give --dir FOLDER, or --config FILE or MLX_ISOLATE_SSD_CACHE_DIR as"),
+        (("cache", "ls", "--config"), "--config: expected one argument; see mlx-isolate cache"),
         (("ps", "--json", "--url"), "--url: expected one argument"),
     ],
 )

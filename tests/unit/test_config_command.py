@@ -9,6 +9,7 @@ import yaml
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.commands.cache import folder_of
 from mlx_isolate_supervisor.commands.config import HIDDEN, run, show_lines, shown_settings
 from mlx_isolate_supervisor.settings.file import parse_file
 from mlx_isolate_supervisor.settings.layers import Layers, Machine, Resolved, resolve
@@ -264,3 +265,42 @@ def test_an_import_writes_numbers_as_numbers(tmp_path: Path) -> None:
     assert "max_tokens: 2048\n" in text
     assert "top_p: 0.9\n" in text
     assert "temp: '0.60'" in text
+
+
+@pytest.mark.parametrize(
+    ("variables", "content", "folder"),
+    [
+        ({}, "", None),
+        ({"MLX_ISOLATE_SSD_CACHE_DIR": "/v"}, "", "/v"),
+        ({}, "ssd_cache_dir: /f", "/f"),
+        ({"MLX_ISOLATE_SSD_CACHE_DIR": "/v"}, "ssd_cache_dir: /f", "/v"),
+        ({}, "models: {m: {path: o/m, ssd_cache_dir: /m}, n: {path: o/n}}", "/m"),
+    ],
+)
+def test_the_cache_commands_find_the_folder_of_serve(
+    variables: dict[str, str],
+    content: str,
+    folder: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MLX_ISOLATE_SSD_CACHE_DIR", "MLX_ISOLATE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "c.yaml"
+    file.write_text(content)
+    assert folder_of(str(file) if content else None) == folder
+    if content:
+        monkeypatch.setenv("MLX_ISOLATE_CONFIG", str(file))
+        assert folder_of(None) == folder
+
+
+def test_of_several_cache_folders_none_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLX_ISOLATE_SSD_CACHE_DIR", raising=False)
+    file = tmp_path / "c.yaml"
+    file.write_text("ssd_cache_dir: /a\nmodels: {m: {path: o/m, ssd_cache_dir: /b}}")
+    with pytest.raises(ConfigError, match="give one of them as --dir: /a, /b"):
+        folder_of(str(file))

@@ -19,13 +19,27 @@ from mlx_isolate_engine.cache.kv_file import Header
 from mlx_isolate_shared.command_line import Parser
 from mlx_isolate_shared.errors import CacheError, ConfigError
 
+_FOLDER_HELP = (
+    "the cache directory; by default that of serve: MLX_ISOLATE_SSD_CACHE_DIR, or ssd_cache_dir "
+    "in the file of --config FILE or MLX_ISOLATE_CONFIG"
+)
+# The settings of `serve` are the supervisor's to read; it hands a folder of theirs over as --dir.
+_NO_FOLDER = (
+    "give --dir FOLDER, or --config FILE or MLX_ISOLATE_SSD_CACHE_DIR as serve has them: without "
+    "any, serve keeps no prompt cache on disk"
+)
+
 EXIT_OK, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status (1 = damage was found, 2 = cannot be done)."""
     arguments = _parser().parse_args(argv)
-    root = Path(arguments.dir).expanduser().absolute()
+    folder: str | None = arguments.dir
+    if folder is None:
+        verb: Parser = arguments.parser
+        verb.error(_NO_FOLDER)
+    root = Path(folder).expanduser().absolute()
     if arguments.command != "import" and not root.is_dir():
         print(f"mlx-isolate: there is no cache directory {root}.", file=sys.stderr)
         return EXIT_USAGE
@@ -46,9 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Callable[[argparse.Namespace, Path], int], help: str) -> Any:
         command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        command.add_argument("--dir", required=True, metavar="FOLDER", help="the cache directory")
+        command.add_argument("--dir", metavar="FOLDER", help=_FOLDER_HELP)
         command.add_argument("--json", action="store_true", help="print JSON")
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, parser=command)
         return command
 
     add("ls", _list, "list entries, the most recently used first")

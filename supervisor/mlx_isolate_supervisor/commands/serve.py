@@ -122,7 +122,7 @@ def settings_of(args: argparse.Namespace) -> Resolved:
         ConfigError: naming the field and the remedy.
     """
     flags = _typed_flags(args)
-    file = _read_file(flags)
+    file = read_configuration(flags)
     typed = [*args.models, *args.more_models]
     is_silent = not typed and not args.served_names
     # Without any model the demo is served; a file with models is not "without".
@@ -152,7 +152,12 @@ def _read_again(args: argparse.Namespace, *, may_name_no_model: bool) -> Resolve
     return resolved
 
 
-def _read_file(flags: Mapping[str, str | Sequence[str]]) -> FileLayer | None:
+def read_configuration(flags: Mapping[str, str | Sequence[str]]) -> FileLayer | None:
+    """The file of --config, else of MLX_ISOLATE_CONFIG, as a layer of settings; None without one.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong.
+    """
     named = flags.get("--config") or os.environ.get("MLX_ISOLATE_CONFIG")
     if not named:
         return None
