@@ -153,8 +153,14 @@ def test_a_file_of_mlx_lms_tool_serves_its_prompt(
     made: Path, full_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
+    # A directory above the default cap of an engine: how large it may be is not the tool's to say.
+    large = tmp_path / "cache" / ("0" * 32) / ("0" * 32) / f"{'0' * 32}.safetensors"
+    large.parent.mkdir(parents=True)
+    large.touch()
+    os.truncate(large, 33_000_000_000)
     status, report = run(capsys, *import_words(made, tmp_path))
     assert status == EXIT_OK
+    assert large.exists()
     (row,) = report["entries"]
     identity = identify(EngineSettings(), full_model)
     assert row["fingerprint"] == identity.value

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     importing.add_argument("--kv-bits", type=int, help="as the engine runs with")
     importing.add_argument("--kv-group-size", type=int, default=64, help="likewise")
     importing.add_argument("--quantized-kv-start", type=int, default=5000, help="likewise")
-    importing.add_argument("--max-gb", type=float, default=32.0, help="cap of the directory")
+    importing.add_argument("--max-gb", type=float, help="evict the least recently used above this")
     importing.add_argument("--trust-remote-code", action="store_true", help="run model code")
     return parser
 
@@ -199,7 +199,8 @@ def _import(arguments: argparse.Namespace, root: Path) -> int:
             kv_bits=arguments.kv_bits,
             kv_group_size=arguments.kv_group_size,
             quantized_kv_start=arguments.quantized_kv_start,
-            bytes_max=int(arguments.max_gb * 1e9),
+            # The engines hold their cap by themselves; a guess at it could cost their entries.
+            bytes_max=sys.maxsize if arguments.max_gb is None else int(arguments.max_gb * 1e9),
             trust_remote_code=arguments.trust_remote_code,
         )
     )
