@@ -105,6 +105,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         restore_choices: how often a stored prefix was restored or run again, by the reason.
+        ssd_trouble: a sentence for a person where the last write to the SSD tier was not
+            possible, else empty.
     """
 
     ram_entries: int = 0
@@ -130,6 +132,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     longest_durable_prefix: int = 0
     miss_reasons: dict[str, int] = {}
     restore_choices: dict[str, int] = {}
+    ssd_trouble: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):

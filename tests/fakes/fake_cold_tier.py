@@ -61,6 +61,9 @@ class FakeColdTier:
     def remove(self, found: Found) -> None:
         self.entries.pop((found.namespace, found.key), None)
 
+    def look_again(self) -> None:
+        pass
+
     def clear(self) -> int:
         count = len(self.entries)
         self.entries.clear()

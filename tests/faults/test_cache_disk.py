@@ -1,7 +1,10 @@
 """A disk that is full, limited or not writable costs entries and one warning, never an answer."""
 
+import errno
 import logging
+import os
 import resource
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ from mlx_isolate_engine.cache.kv_check import verify
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
+from mlx_isolate_engine.cache.trouble import trouble_of
 from tests.fakes.toy_caches import assert_same, feed
 
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
@@ -104,12 +108,61 @@ def test_a_directory_that_cannot_be_made_switches_off_until_it_can(
         store.open()
     with cache_over(store) as cache, caplog.at_level(logging.INFO):
         put(cache, 1)
-        assert not cache.flush(20).durable
+        told = cache.flush(20).trouble
+        assert told == cache.figures().ssd_trouble == store.stats().trouble
+        assert told.startswith(f"{in_the_way} cannot be written (")
+        assert "make it a folder that this user can write to, or choose another" in told
         assert cache.take([*tokens_of(1), 7], "n")[1] == LENGTH
         in_the_way.unlink()
-        assert cache.flush(20).durable
+        evidence = cache.flush(20)
+        assert (evidence.durable, evidence.trouble) == (True, "")
     assert caplog.text.count("cache.write_failed") == 1
     assert store.stats().entries == 1
+
+
+@pytest.mark.case("22")
+def test_a_read_only_directory_is_told_at_the_start_and_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tier(tmp_path)
+    first.open()
+    with cache_over(first) as cache:
+        put(cache, 1)
+        assert cache.flush(20).durable
+    store = SsdStore(tmp_path, IDENTITY, bytes_max=1000)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as disk:
+        # What a read-only file system refuses; a folder's mode would not stop a privileged user.
+        disk.setattr(os, "unlink", read_only)
+        disk.setattr(tempfile, "TemporaryFile", read_only)
+        with pytest.raises(OSError):
+            store.open()
+        assert "(Read-only file system)" in store.stats().trouble
+        assert store.stats().entries == 1, "above the cap, and not to be removed"
+        with cache_over(store) as cache:
+            assert cache.take([*tokens_of(1), 7], "n")[1] == LENGTH
+            assert "(Read-only file system)" in cache.flush(20).trouble
+            disk.undo()
+            assert cache.flush(20).trouble == "", "with nothing to write it is looked at"
+    store.open()
+    assert (store.stats().trouble, store.stats().entries) == ("", 0)
+
+
+def test_a_folder_within_that_cannot_be_written_is_named() -> None:
+    error = PermissionError(errno.EACCES, "Permission denied", "/c/model/namespace/x.1-2.tmp")
+    assert "/c cannot be written (Permission denied: /c/model/namespace)," in trouble_of(
+        error, Path("/c")
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_told_with_its_remedy(number: int) -> None:
+    told = trouble_of(OSError(number, os.strerror(number)), Path("/c"))
+    assert told.startswith(f"/c cannot be written ({os.strerror(number)}), so prompts are kept in")
+    assert "free some room on its disk" in told
 
 
 def test_a_directory_deleted_under_a_running_engine_is_made_anew(tmp_path: Path) -> None:

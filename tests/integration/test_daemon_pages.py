@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from mlx_isolate_shared import wire
 from tests.running_daemon import RunningDaemon, fake_model, read_until
+from tests.waiting import wait_for
 
 STATUS_FIELDS = {
     "id", "aliases", "desired", "state", "pid", "incarnation", "socket", "since", "restarts",
@@ -19,7 +21,11 @@ STATUS_FIELDS = {
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     home = tmp_path_factory.mktemp("pages")
-    models = [str(fake_model(home / name)) for name in ("first", "second")]
+    # What the first engine says before its own counters, in which there is no trouble any more.
+    trouble = wire.Progress(cache=wire.CacheFigures(ssd_trouble="/c cannot be written"))
+    (home / "report").write_bytes(wire.encode_line(trouble) * 2)
+    first = fake_model(home / "first", report_after=str(home / "report"))
+    models = [str(first), str(fake_model(home / "second"))]
     with RunningDaemon(home / "home", *models) as running:
         running.wait_state("ready", 0)
         running.wait_state("ready", 1)
@@ -102,6 +108,21 @@ def test_logs_show_events_and_those_of_one_model(daemon: RunningDaemon) -> None:
     assert "model=second" not in of_first
     assert len(daemon.ask("GET", "/logs?lines=2").body.decode().splitlines()) == 2
     assert daemon.ask("GET", "/logs?model=nope").status == 404
+
+
+def test_a_cache_that_cannot_be_written_is_logged_once_and_so_is_its_end(
+    daemon: RunningDaemon,
+) -> None:
+    def lines() -> list[str]:
+        logged = daemon.ask("GET", "/logs?model=first").body.decode().splitlines()
+        told = [line.split(" ", 2)[2] for line in logged if " cache." in line]
+        return [line for line in told if "incarnation=1" in line]
+
+    wait_for(lambda: len(lines()) == 2, 10, "both are logged")
+    assert lines() == [
+        'WARNING cache.not_written model=first incarnation=1 reason="/c cannot be written"',
+        "INFO    cache.written_again model=first incarnation=1",
+    ]
     assert daemon.ask("GET", "/logs?lines=x").status == 400
 
 

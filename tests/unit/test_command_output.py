@@ -6,10 +6,11 @@ from typing import Literal
 
 import pytest
 
-from mlx_isolate_shared.wire import Loading
+from mlx_isolate_shared.wire import CacheFigures, Loading, Progress
 from mlx_isolate_supervisor.commands.client import Daemon, daemon_of_settings
 from mlx_isolate_supervisor.commands.control import outcome_line
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.flush import flush_lines
 from mlx_isolate_supervisor.commands.ps import ps_lines
 from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
@@ -109,6 +110,18 @@ def test_status_says_why_a_model_has_failed_and_what_comes_next() -> None:
     failure = Failure(cause="circuit_open", code="crash_loop", message="5 crashes", retry_in_s=12.0)
     lines = status_lines(status(model_status(state="failed", failure=failure)), "u", now=1000.0)
     assert "  failed (crash_loop): 5 crashes; next try in 12s" in lines
+
+
+def test_status_and_flush_say_why_nothing_reaches_the_disk() -> None:
+    figures = CacheFigures(ssd_enabled=True, ssd_trouble="/c cannot be written: do this")
+    model = ready_status(progress=Progress(cache=figures))
+    line = "  prompt cache on disk: /c cannot be written: do this"
+    assert line in status_lines(status(model), "u", now=1000.0)
+    evidence = {"durable": False, "entries": 1, "trouble": "/c cannot be written: do this"}
+    assert flush_lines({"models": {"m": evidence, "n": {**evidence, "trouble": ""}}}) == [
+        "m: not all durable (entries 1): /c cannot be written: do this",
+        "n: not all durable (entries 1)",
+    ]
 
 
 def test_status_shows_how_far_a_load_is() -> None:

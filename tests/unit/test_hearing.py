@@ -98,6 +98,15 @@ def test_counts_by_an_engines_own_words_are_bounded(tally: str) -> None:
     assert getattr(told.cache, tally) == {"a\\x1b": 1}
 
 
+def test_what_an_engine_says_of_its_cache_is_one_harmless_line() -> None:
+    figures = wire.CacheFigures(ssd_trouble="full\n\x1b[2J" + "x" * 9999)
+    told = hear(wire.encode_line(wire.Progress(cache=figures)))
+    assert isinstance(told, wire.Progress)
+    assert told.cache.ssd_trouble.isprintable()
+    assert told.cache.ssd_trouble.startswith("full")
+    assert len(told.cache.ssd_trouble) <= TEXT_CHARACTERS_MAX
+
+
 def check(message: wire.Report) -> None:
     """Everything that becomes of a report must be possible with this one."""
     text = json.dumps(msgspec.to_builtins(message), allow_nan=False)

@@ -116,8 +116,8 @@ def _cold_settings(
     )
     try:
         store.open()
-    except OSError as error:
-        log.warning("cache.ssd_unusable cause=%s; writes are tried again", error.strerror)
+    except OSError:
+        log.warning("cache.ssd_unusable cause=%s", store.stats().trouble)
     stats = store.stats()
     log.info("cache.opened entries=%d bytes=%d", stats.entries, stats.bytes)
     spill_bytes_max = settings.ssd_spill_queue_bytes

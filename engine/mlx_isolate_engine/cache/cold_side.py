@@ -186,4 +186,5 @@ class ColdSide:
             failed_writes=evidence.failed_writes,
             quarantined=stats.quarantined,
             longest_durable_prefix=stats.longest_prefix,
+            ssd_trouble=stats.trouble,
         )

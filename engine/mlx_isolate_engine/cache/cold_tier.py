@@ -26,7 +26,11 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStats:
-    """A tier in numbers; bytes are those of the whole directory as last seen."""
+    """A tier in numbers; bytes are those of the whole directory as last seen.
+
+    Attributes:
+        trouble: a sentence for a person where the last write was not possible, else empty.
+    """
 
     entries: int = 0
     bytes: int = 0
@@ -34,6 +38,7 @@ class ColdStats:
     quarantined: int = 0
     evicted: int = 0
     longest_prefix: int = 0
+    trouble: str = ""
 
 
 class ColdTier(Protocol):
@@ -74,6 +79,10 @@ class ColdTier(Protocol):
 
     def clear(self) -> int:
         """Delete all entries of this engine's model; returns how many."""
+        ...
+
+    def look_again(self) -> None:
+        """Where the last write was not possible, see whether one is now."""
         ...
 
     def stats(self) -> ColdStats:

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import re
+import tempfile
 import time
 import uuid
 from collections.abc import Container, Iterator
@@ -64,6 +65,17 @@ class CacheDirectory:
             if each.is_symlink():
                 raise NotADirectoryError(errno.ENOTDIR, "a link in a folder's place", str(each))
         return folder
+
+    def check_writable(self) -> None:
+        """See whether files can be made here, which neither a folder's mode nor its owner tells.
+
+        Raises:
+            OSError: they cannot.
+        """
+        try:
+            tempfile.TemporaryFile(dir=self.root).close()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.root)) from error
 
     def new_names(self, folder: Path) -> tuple[Path, Path]:
         """Fresh temporary and final path in a folder."""
@@ -154,6 +166,8 @@ class CacheDirectory:
             if total <= bytes_max:
                 break
             self.remove(file.path)
+            if os.path.lexists(file.path):
+                continue  # the system does not let us: it stays, and may be read
             total -= file.bytes
             gone.append(file.path)
         return gone, total - bytes_needed

@@ -26,6 +26,7 @@ from mlx_isolate_engine.cache.kv_file import EntryFacts
 from mlx_isolate_engine.cache.ram_tier import Entry
 from mlx_isolate_engine.cache.snapshot import cut_in_place
 from mlx_isolate_engine.cache.token_index import TokenIndex, key_length
+from mlx_isolate_engine.cache.trouble import Trouble
 from mlx_isolate_shared.errors import CacheError
 
 log = logging.getLogger(__name__)
@@ -90,16 +91,17 @@ class SsdStore:
         self._bytes = 0
         self._evicted = 0
         self._warned = False
+        self._trouble = Trouble(root)
         self.damage: Counter[str] = Counter()
 
     def open(self) -> None:
         """Make the directory, clear up after dead writers, read headers, hold the cap.
 
         Raises:
-            OSError: the directory cannot be used now; the store stays empty and may be used:
-                every write tries again.
+            OSError: the directory cannot be written or not even be read now. The store may be
+                used all the same: what could be read is found, and every write tries again.
         """
-        with self._lock:
+        with self._lock, self._trouble.noted():
             self.directory.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.remove_orphans()
             gone, self._bytes = self.directory.make_room(0, self.bytes_max)
@@ -107,6 +109,7 @@ class SsdStore:
             for folder in {f.path.parent for f in self.directory.files()}:
                 if folder.parent.name == self.identity.fingerprint:
                     self._refresh(folder, files_max=None)
+            self.directory.check_writable()
 
     def find(self, namespace: str, key: bytes, *, length_max: int) -> Found | None:
         """See ColdTier."""
@@ -208,8 +211,9 @@ class SsdStore:
         size = kv_io.file_bytes(facts, flat)
         if size > self.bytes_max:
             raise CacheError(f"an entry of {size} bytes is above the cap of the directory")
-        self._make_room(size)
-        final = self._write(facts, flat, gate)
+        with self._trouble.noted():
+            self._make_room(size)
+            final = self._write(facts, flat, gate)
         self.directory.stamp(final)
         with self._lock:
             kept = self._add(Record(
@@ -278,6 +282,12 @@ class SsdStore:
                 self._bytes = sum(f.bytes for f in self.directory.files())
             return len(paths)
 
+    def look_again(self) -> None:
+        """See ColdTier."""
+        if self._trouble.told:
+            with contextlib.suppress(OSError), self._trouble.noted():
+                self.directory.check_writable()
+
     def stats(self) -> ColdStats:
         """See ColdTier."""
         with self._lock:
@@ -288,6 +298,7 @@ class SsdStore:
                 quarantined=sum(n for r, n in self.damage.items() if r != "vanished"),
                 evicted=self._evicted,
                 longest_prefix=max((key_length(r.key) for r in self._records.values()), default=0),
+                trouble=self._trouble.told,
             )
 
     def _folder(self, namespace: str) -> Path:
@@ -325,7 +336,7 @@ class SsdStore:
         self.damage["unreadable"] += 1
         if not self._warned:  # one line, however long the disk is ill
             self._warned = True
-            log.warning("cache.folder_unreadable cause=%s", error.strerror)
+            log.warning("cache.folder_unreadable folder=%s cause=%s", folder, error.strerror)
 
     def _read_record(self, path: Path) -> None:
         try:

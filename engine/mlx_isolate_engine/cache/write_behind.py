@@ -25,7 +25,11 @@ CUT_S = 5.0
 
 
 class FlushEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a flush can prove: with `durable` nothing that was dirty when it began is only in RAM."""
+    """What a flush can prove: with `durable` nothing that was dirty when it began is only in RAM.
+
+    Attributes:
+        trouble: a sentence for a person where the last write was not possible, else empty.
+    """
 
     durable: bool
     pending_snapshots: int = 0
@@ -37,6 +41,7 @@ class FlushEvidence(msgspec.Struct, frozen=True, kw_only=True):
     entries: int = 0
     bytes: int = 0
     longest_durable_prefix: int = 0
+    trouble: str = ""
 
 
 class _WriteCut(Exception):
@@ -136,6 +141,7 @@ class WriteBehind:
             gather: hands over (write_now) what RAM alone holds.
         """
         deadline = time.monotonic() + timeout_s
+        self._store.look_again()
         with self._changed:
             lost_before, pauses = self._lost, self._pauses
         gather()
@@ -185,6 +191,7 @@ class WriteBehind:
             entries=stats.entries,
             bytes=stats.bytes,
             longest_durable_prefix=stats.longest_prefix,
+            trouble=stats.trouble,
         )
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -306,7 +313,8 @@ class WriteBehind:
 
     def _note_failure(self, error: OSError) -> None:
         if not self._warned:  # one line, however long the disk stays full
-            log.warning("cache.write_failed cause=%s; writes are tried again", error.strerror)
+            trouble = self._store.stats().trouble
+            log.warning("cache.write_failed cause=%s", trouble or error.strerror)
             self._warned = True
         with self._changed:
             self._schedule.failed(time.monotonic())

@@ -9,6 +9,9 @@ from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_
 from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.harmless import harmless
 
+# What of the evidence is told in words.
+_WORDS = ("durable", "trouble")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, --timeout, --json and the daemon's address."""
@@ -49,6 +52,7 @@ def flush_lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"{model}: failed: {evidence['error']['message']}")
             continue
         word = "durable" if evidence.get("durable") else "not all durable"
-        facts = ", ".join(f"{key} {value}" for key, value in evidence.items() if key != "durable")
-        lines.append(f"{model}: {word} ({facts})")
+        facts = ", ".join(f"{key} {value}" for key, value in evidence.items() if key not in _WORDS)
+        trouble = evidence.get("trouble")
+        lines.append(f"{model}: {word} ({facts})" + (f": {trouble}" if trouble else ""))
     return lines or ["no model is loaded"]

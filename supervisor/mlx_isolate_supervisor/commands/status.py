@@ -105,6 +105,8 @@ def _trouble_lines(model: ModelStatus, now: float) -> list[str]:
         retry = model.failure.retry_in_s
         then = "no new try by itself" if retry is None else f"next try in {show_seconds(retry)}"
         lines.append(f"  failed ({model.failure.code}): {model.failure.message}; {then}")
+    if model.progress is not None and model.progress.cache.ssd_trouble:
+        lines.append(f"  prompt cache on disk: {model.progress.cache.ssd_trouble}")
     if model.next_try_s is not None:
         lines.append(f"  next try in {show_seconds(model.next_try_s)}")
     if model.restarts:

@@ -68,18 +68,22 @@ def _progress(message: wire.Progress) -> wire.Progress | None:
     cache = message.cache
     if not (_has_counts(message) and _has_counts(cache)):
         return None
-    named: dict[str, dict[str, int]] = {}
+    cleaned: dict[str, dict[str, int] | str] = {}
     for name in cache.__struct_fields__:
-        counts: Any = getattr(cache, name)
-        if isinstance(counts, dict):
-            told = _tally(cast(dict[str, int], counts))
-            if told is None:
-                return None
-            if told != counts:
-                named[name] = told
-    if not named:
+        told: Any = getattr(cache, name)
+        if isinstance(told, int | float):
+            continue
+        if isinstance(told, str):
+            heard: dict[str, int] | str | None = _text(told)
+        else:
+            heard = _tally(cast(dict[str, int], told))
+        if heard is None:
+            return None
+        if heard != told:
+            cleaned[name] = heard
+    if not cleaned:
         return message
-    return msgspec.structs.replace(message, cache=msgspec.structs.replace(cache, **named))
+    return msgspec.structs.replace(message, cache=msgspec.structs.replace(cache, **cleaned))
 
 
 def _tally(counts: dict[str, int]) -> dict[str, int] | None:

@@ -99,6 +99,7 @@ class EngineEvents:
             case wire.Ready() if self._is_loading(engine) and engine.facts is None:
                 self._become_ready(engine, message)
             case wire.Progress() if engine.facts is not None:
+                self._tell_cache_trouble(engine, message.cache.ssd_trouble)
                 engine.hear_progress(message, self._now())
                 if message.completed and not engine.completed:
                     self._owner.note_completion(engine)
@@ -116,6 +117,22 @@ class EngineEvents:
                 pass
             case _:
                 assert_never(message)
+
+    def _tell_cache_trouble(self, engine: Incarnation, trouble: str) -> None:
+        """Log once that the SSD tier cannot be written, and once that it can be again."""
+        before = "" if engine.progress is None else engine.progress.cache.ssd_trouble
+        if bool(trouble) == bool(before):
+            return
+        event, level = ("cache.written_again", logging.INFO)
+        if trouble:
+            event, level = ("cache.not_written", logging.WARNING)
+        log_event(
+            event,
+            level,
+            model=self._owner.spec.id,
+            incarnation=engine.number,
+            reason=trouble or None,
+        )
 
     def _tell_load_step(self, engine: Incarnation, loading: wire.Loading) -> None:
         model, at = self._owner.spec.id, self._context.clock.wall()

@@ -266,6 +266,8 @@ class Row {
       ? `It waits ${model.waits_for}.`
       : model.failure
       ? model.failure.message
+      : model.progress?.cache.ssd_trouble
+      ? `The cache folder ${model.progress.cache.ssd_trouble}.`
       : model.last_exit
         ? exitText(model.last_exit, now)
         : "";
