@@ -33,7 +33,8 @@ from mlx_isolate_engine.protocols import anthropic, chat, completions
 from mlx_isolate_engine.protocols.contract import Call, Parse
 from mlx_isolate_engine.protocols.json_body import filter_fields
 from mlx_isolate_engine.protocols.openapi import openapi_document
-from mlx_isolate_engine.protocols.response_store import ResponseStore
+from mlx_isolate_engine.protocols.response_input import list_page
+from mlx_isolate_engine.protocols.response_store import KeptResponse, ResponseStore
 from mlx_isolate_engine.protocols.responses import ResponsesProtocol
 from mlx_isolate_shared.anthropic_error import anthropic_body
 from mlx_isolate_shared.config import EngineSettings
@@ -163,6 +164,7 @@ class EngineServer:
             app.router.add_post(path, _unsupported)
         app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_get("/v1/responses/{id}", self._kept_response)
+        app.router.add_get("/v1/responses/{id}/input_items", self._input_items)
         app.router.add_delete("/v1/responses/{id}", self._forget_response)
         app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/v1/models", self._models)
@@ -236,10 +238,19 @@ class EngineServer:
         return web.Response(body=anthropic.count_body(tokens), headers=JSON_HEADERS)
 
     async def _kept_response(self, request: web.Request) -> web.Response:
+        if request.query.get("stream", "false") != "false":
+            raise RequestError("A kept response comes whole, not streamed.", param="stream")
+        return web.Response(body=self._kept(request).body, headers=JSON_HEADERS)
+
+    async def _input_items(self, request: web.Request) -> web.Response:
+        body = list_page(self._kept(request).items, request.query)
+        return web.Response(body=body, headers=JSON_HEADERS)
+
+    def _kept(self, request: web.Request) -> KeptResponse:
         kept = self._responses.get(request.match_info["id"])
         if kept is None:
             raise _no_response()
-        return web.Response(body=kept.body, headers=JSON_HEADERS)
+        return kept
 
     async def _forget_response(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]

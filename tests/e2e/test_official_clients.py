@@ -158,6 +158,10 @@ def test_openai_responses(parrot_openai: openai.OpenAI) -> None:
     )
     assert second.usage is not None and first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
+    # The client asks for page after page until there is no more.
+    items = list(parrot_openai.responses.input_items.list(second.id, limit=1, order="asc"))
+    assert [item.type for item in items] == ["message"] * 3
+    assert items[1] == first.output[0]
 
 
 def test_openai_responses_stream_with_tool(parrot_openai: openai.OpenAI) -> None:

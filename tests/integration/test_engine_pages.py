@@ -96,10 +96,14 @@ def test_a_kept_response_is_shown_and_forgotten(daemon: RunningDaemon) -> None:
     assert made.status == 200, made.body
     path = f"/v1/responses/{made.json()['id']}"
     assert daemon.get(path) == made.json()
+    listed = daemon.get(f"{path}/input_items?order=asc&limit=1")
+    assert [item["content"][0]["text"] for item in listed["data"]] == ["hi"]
+    assert daemon.ask("GET", f"{path}/input_items?limit=0").status == 400
     assert daemon.ask("DELETE", path).json()["deleted"] is True
     for method in ("GET", "DELETE"):
         answer = daemon.ask(method, path)
         assert (answer.status, answer.json()["error"]["code"]) == (404, "response_not_found")
+    assert daemon.ask("GET", f"{path}/input_items").status == 404
 
 
 @pytest.mark.parametrize("name", ["resp_0", "resp_" + "0" * 40, "%2e%2e%2fhealth", "x" * 5000])

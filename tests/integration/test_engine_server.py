@@ -441,8 +441,13 @@ def test_kept_responses_can_be_read_and_forgotten() -> None:
         assert (await ask(served.path, path, method="GET")).json == first
         more = {"input": "more", "previous_response_id": first["id"]}
         assert (await ask(served.path, "/v1/responses", more)).status == 200
+        listed = (await ask(served.path, f"{path}/input_items?limit=1", method="GET")).json
+        assert [item["content"][0]["text"] for item in listed["data"]] == ["hi"]
+        streamed = await ask(served.path, f"{path}?stream=true", method="GET")
+        assert (streamed.status, streamed.json["error"]["param"]) == (400, "stream")
         assert (await ask(served.path, path, method="DELETE")).json["deleted"] is True
         assert (await ask(served.path, path, method="GET")).status == 404
+        assert (await ask(served.path, f"{path}/input_items", method="GET")).status == 404
         assert (await ask(served.path, "/v1/responses", more)).status == 400
 
     run(scenario, content("a"))

@@ -207,15 +207,15 @@ def test_response_that_is_not_kept_is_refused_clearly() -> None:
 def test_store_is_bounded_by_number_and_bytes() -> None:
     store = ResponseStore(responses_max=2, bytes_max=1000)
     for number in range(3):
-        store.put(f"r{number}", b"x" * 10, ())
+        store.put(f"r{number}", b"x" * 10, (), ())
     assert store.get("r0") is None
     assert store.get("r1") is not None
-    store.put("r3", b"x" * 10, ())
+    store.put("r3", b"x" * 10, (), ())
     assert store.get("r2") is None, "the longest unused one makes room"
-    store.put("big", b"x" * 990, ())
+    store.put("big", b"x" * 990, (), ())
     assert store.get("r1") is None
     assert store.get("big") is not None
-    store.put("too big", b"x" * 2000, ())
+    store.put("too big", b"x" * 2000, (), ())
     assert store.get("too big") is None
     assert not store.remove("big")
 

@@ -9,6 +9,7 @@ from mlx_isolate_engine.protocols.anthropic_request import MessagesBody
 from mlx_isolate_engine.protocols.chat import ChatBody
 from mlx_isolate_engine.protocols.completions import CompletionsBody
 from mlx_isolate_engine.protocols.fields import LaneBody, SamplingBody
+from mlx_isolate_engine.protocols.response_input import PAGE_ITEMS_MAX
 from mlx_isolate_engine.protocols.responses_request import ResponsesBody
 
 # Path: what it does, and the structs its body is read into.
@@ -23,6 +24,7 @@ _PLAIN = {
     "/v1/models": "The models that are served",
     "/health": "Whether requests are taken",
 }
+_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _ERRORS = {
     "400": "The request is wrong; `param` names the field",
     "413": "The body is too large",
@@ -48,6 +50,7 @@ def openapi_document() -> dict[str, Any]:
     for path, summary in _PLAIN.items():
         paths[path] = {"get": _operation(summary, None)}
     paths["/v1/responses/{id}"] = _kept_response()
+    paths["/v1/responses/{id}/input_items"] = _input_items()
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlx-isolate", "version": "1"},
@@ -68,15 +71,31 @@ def _operation(summary: str, schema: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _kept_response() -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    missing = {"404": {"description": "It is not kept here (any more)", "content": error}}
-    operations: dict[str, Any] = {
-        "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    }
+    operations: dict[str, Any] = {"parameters": [_ID]}
     for method, summary in {"get": "A kept response", "delete": "Forget a response"}.items():
-        operation = _operation(summary, None)
-        operations[method] = {**operation, "responses": {**operation["responses"], **missing}}
+        operations[method] = _of_kept(summary)
     return operations
+
+
+def _input_items() -> dict[str, Any]:
+    schemas: dict[str, dict[str, Any]] = {
+        "order": {"enum": ["asc", "desc"], "default": "desc"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": PAGE_ITEMS_MAX},
+        "after": {"type": "string"},
+    }
+    query = [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+    summary = "What a kept response was made of, page by page"
+    return {"parameters": [_ID, *query], "get": _of_kept(summary)}
+
+
+def _of_kept(summary: str) -> dict[str, Any]:
+    operation = _operation(summary, None)
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    faults = {
+        "400": {"description": _ERRORS["400"], "content": error},
+        "404": {"description": "It is not kept here (any more)", "content": error},
+    }
+    return {**operation, "responses": {**operation["responses"], **faults}}
 
 
 def _error_schema() -> dict[str, Any]:

@@ -5,16 +5,26 @@ from typing import Any
 
 import msgspec
 
+from mlx_isolate_engine.protocols.response_input import ListedItem
+
 # Without these, conversations of many turns would fill the engine's memory.
 RESPONSES_MAX = 256
 RESPONSES_BYTES_MAX = 64 * 1024 * 1024
 
 
 class KeptResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response with the conversation that it ends, in template form and without instructions."""
+    """A response with the conversation that it ends, without instructions.
+
+    Attributes:
+        body: the response as JSON.
+        messages: the conversation with its answer, in template form.
+        items: the conversation without its answer, as it is listed.
+        bytes: what it counts for.
+    """
 
     body: bytes
     messages: tuple[dict[str, Any], ...]
+    items: tuple[ListedItem, ...]
     bytes: int
 
 
@@ -29,11 +39,20 @@ class ResponseStore:
         self._bytes_max = bytes_max
         self._bytes = 0
 
-    def put(self, response_id: str, body: bytes, messages: tuple[dict[str, Any], ...]) -> None:
+    def put(
+        self,
+        response_id: str,
+        body: bytes,
+        messages: tuple[dict[str, Any], ...],
+        items: tuple[ListedItem, ...],
+    ) -> None:
         """Keep a response; the longest unused ones make room."""
         size = len(body) + len(msgspec.json.encode(messages))
+        size += sum(len(bytes(item.json)) for item in items)
         self.remove(response_id)
-        self._kept[response_id] = KeptResponse(body=body, messages=messages, bytes=size)
+        self._kept[response_id] = KeptResponse(
+            body=body, messages=messages, items=items, bytes=size
+        )
         self._bytes += size
         while self._kept and (
             len(self._kept) > self._responses_max or self._bytes > self._bytes_max

@@ -24,6 +24,11 @@ from mlx_isolate_engine.protocols.fields import (
     token_limit,
 )
 from mlx_isolate_engine.protocols.json_body import decode_body
+from mlx_isolate_engine.protocols.response_input import (
+    ListedItem,
+    listed_input,
+    listed_output,
+)
 from mlx_isolate_engine.protocols.response_items import (
     CallItem,
     MessageItem,
@@ -31,7 +36,7 @@ from mlx_isolate_engine.protocols.response_items import (
     ReasoningItem,
     template_turn,
 )
-from mlx_isolate_engine.protocols.response_store import ResponseStore
+from mlx_isolate_engine.protocols.response_store import KeptResponse, ResponseStore
 from mlx_isolate_engine.protocols.responses_request import (
     ResponsesBody,
     response_tool_choice,
@@ -62,7 +67,8 @@ class ResponsesProtocol:
         sampling = decode_body(body, SamplingBody)
         lane = decode_body(body, LaneBody)
         _refuse_what_is_not_kept(asked)
-        conversation = template_input(asked.input, self._before(asked.previous_response_id))
+        before = self._before(asked.previous_response_id)
+        conversation = template_input(asked.input, before.messages if before is not None else ())
         instructions: tuple[dict[str, Any], ...] = ()
         if asked.instructions:
             instructions = ({"role": "system", "content": asked.instructions},)
@@ -87,11 +93,14 @@ class ResponsesProtocol:
             num_draft_tokens=lane.num_draft_tokens,
         )
         head = _head(asked, sampling, call, lane.adapters)
-        return ResponsesRequest(request, head, conversation, self._store, bool(asked.stream))
+        items = _listed(asked, head["id"], before) if head["store"] else ()
+        return ResponsesRequest(
+            request, head, conversation, items, self._store, stream=bool(asked.stream)
+        )
 
-    def _before(self, response_id: str | None) -> tuple[dict[str, Any], ...]:
+    def _before(self, response_id: str | None) -> KeptResponse | None:
         if response_id is None:
-            return ()
+            return None
         kept = self._store.get(response_id)
         if kept is None:
             raise RequestError(
@@ -100,7 +109,15 @@ class ResponsesProtocol:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return kept.messages
+        return kept
+
+
+def _listed(
+    asked: ResponsesBody, response_id: str, before: KeptResponse | None
+) -> tuple[ListedItem, ...]:
+    """What the response is made of: of the one before its input and output too."""
+    earlier = () if before is None else (*before.items, *listed_output(before.body))
+    return listed_input(asked.input or "", response_id.removeprefix("resp_"), earlier)
 
 
 def _refuse_what_is_not_kept(asked: ResponsesBody) -> None:
@@ -159,13 +176,16 @@ class ResponsesRequest:
         request: CompletionRequest,
         head: dict[str, Any],
         conversation: tuple[dict[str, Any], ...],
+        items: tuple[ListedItem, ...],
         store: ResponseStore,
+        *,
         stream: bool,
     ) -> None:
         self.completions = (request,)
         self.stream = stream
         self._head = head
         self._conversation = conversation
+        self._items = items
         self._store = store
 
     @property
@@ -197,7 +217,8 @@ class ResponsesRequest:
         if self._head["store"]:
             turn = template_turn(items)
             messages = (*self._conversation, *turn)
-            self._store.put(response["id"], msgspec.json.encode(response), messages)
+            body = msgspec.json.encode(response)
+            self._store.put(response["id"], body, messages, self._items)
 
 
 def _usage(summary: CompletionSummary) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class InputPart(Struct, frozen=True, kw_only=True):
 class InputItem(Struct, frozen=True, kw_only=True):
     """An input item of any type; output items of earlier responses may be sent back as they are."""
 
+    id: str | None = None
     type: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[InputPart] | None = None

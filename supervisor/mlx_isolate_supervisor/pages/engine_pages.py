@@ -93,6 +93,7 @@ class EnginePages:
         app.router.add_delete("/v1/cache", self.clear)
         app.router.add_get("/v1/responses/{id}", self.response)
         app.router.add_delete("/v1/responses/{id}", self.response)
+        app.router.add_get("/v1/responses/{id}/{part:input_items}", self.response)
 
     async def probe(self, request: web.Request) -> web.Response:
         """Generate one token with `?model=` (default: the first) within `?timeout_s=`."""
@@ -161,15 +162,14 @@ class EnginePages:
     async def response(self, request: web.Request) -> web.Response:
         """A response that an engine keeps, shown or forgotten; it is gone with its engine."""
         response_id = request.match_info["id"]
+        part = "/input_items" if "part" in request.match_info else ""
+        target = f"/v1/responses/{response_id}{part}?{request.rel_url.raw_query_string}"
         for model in self._pool.snapshot():
             if model.socket is None or model.state not in ("ready", "draining"):
                 continue
             if is_response_of(response_id, model.id):
                 answer = await ask_engine(
-                    model.socket,
-                    request.method,
-                    f"/v1/responses/{response_id}",
-                    timeout_s=ASK_TIMEOUT_S,
+                    model.socket, request.method, target, timeout_s=ASK_TIMEOUT_S
                 )
                 return _json(answer.body, answer.status)
         raise RequestError(
