@@ -1,8 +1,8 @@
 """What each field of the official clients' requests and answers means here, for the docs page.
 
-The fields come from the clients' own type definitions. A field that is not in a table is ignored,
-and a test holds that it is; for a supported one the table names its test, for a refused one a value
-that a test sends.
+The fields come from the clients' own type definitions, and a test holds that every one is in a
+table: a supported one with its test, a refused one with a value that a test sends, an ignored one
+with the reason why nothing is lost by that.
 """
 
 import json
@@ -14,6 +14,7 @@ import anthropic
 import openai
 import pydantic
 from anthropic.types import Message, message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_params
 from openai.types import Completion, completion_create_params
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_params
@@ -33,7 +34,10 @@ TEXT = "tests/unit/test_completions_protocol.py"
 RESPONSES = "tests/unit/test_responses_protocol.py"
 MESSAGES = "tests/unit/test_anthropic_protocol.py"
 EDGES = "tests/integration/test_request_edges.py"
+CALLS = "tests/unit/test_call_stream.py"
 CLIENTS = "tests/e2e/test_official_clients.py"
+# What a tool is promised that is declared strict.
+STRICT = "holds a forced call to the schema, or 400"
 _ROUTED = f"{EDGES}::test_model_field_is_not_looked_up"
 _SAMPLER = f"{CHAT}::test_sampler_fields_arrive"
 
@@ -50,6 +54,8 @@ class Api:
         answers: the client's types of answers.
         supported: field to test.
         refused: field to a value that is answered with 400 naming the field.
+        ignored: field that changes nothing to why no answer is another one for it.
+        inside: what of a supported field is not obvious, by its place.
     """
 
     name: str
@@ -59,17 +65,14 @@ class Api:
     requests: tuple[Any, ...]
     answers: tuple[type[pydantic.BaseModel], ...]
     supported: dict[str, str]
+    ignored: dict[str, str]
+    inside: dict[str, str]
     refused: dict[str, Any] = field(default_factory=dict)
 
     @property
     def fields(self) -> list[str]:
         """Every field of a request, sorted."""
         return sorted({name for one in self.requests for name in one.__annotations__})
-
-    @property
-    def ignored(self) -> list[str]:
-        """Fields that change nothing."""
-        return [one for one in self.fields if one not in self.supported and one not in self.refused]
 
     def body(self, **fields: Any) -> bytes:
         """A minimal request with more fields."""
@@ -88,6 +91,13 @@ def answer(api: Api) -> dict[str, Any]:
     decoded: dict[str, Any] = json.loads(request.body([transcript]))
     return decoded
 
+
+_LABEL = "a label for the provider's own records"
+_CACHE = "prefixes are found in the prompt cache by themselves"
+_TIER = "there is one class of service"
+_FITS = "a conversation that fits the context is seen whole, one that does not is 400"
+_OBFUSCATION = "ignored: adds nothing but padding to a stream"
+_TEMPLATE = "handed to the chat template; changes something where that names it"
 
 APIS = (
     Api(
@@ -110,8 +120,9 @@ APIS = (
             "modalities": f"{CHAT}::test_wrong_inner_value_is_refused_by_its_place",
             "model": _ROUTED,
             "n": f"{CHAT}::test_n_gives_each_choice_its_index",
+            "parallel_tool_calls": f"{CALLS}::test_where_one_call_is_allowed_no_other_is_given_out",
             "presence_penalty": _SAMPLER,
-            "reasoning_effort": f"{CHAT}::test_template_arguments_take_the_reasoning_effort",
+            "reasoning_effort": f"{CHAT}::test_template_arguments_take_effort_and_verbosity",
             "response_format": f"{CHAT}::test_response_formats",
             "seed": f"{CHAT}::test_n_gives_each_choice_its_index",
             "stop": "tests/integration/test_engine_real.py::test_stop_string_never_shows_in_part",
@@ -122,6 +133,29 @@ APIS = (
             "tools": f"{CLIENTS}::test_openai_stream_helper_accumulates_tool_calls",
             "top_logprobs": f"{CHAT}::test_logprobs_have_bytes_and_alternatives",
             "top_p": _SAMPLER,
+            "verbosity": f"{CHAT}::test_template_arguments_take_effort_and_verbosity",
+        },
+        ignored={
+            "metadata": _LABEL,
+            "moderation": "nothing is moderated",
+            "prediction": "would change the speed alone",
+            "prompt_cache_key": _CACHE,
+            "prompt_cache_options": _CACHE,
+            "prompt_cache_retention": _CACHE,
+            "safety_identifier": _LABEL,
+            "service_tier": _TIER,
+            "store": "no chat completion is kept; `/v1/chat/completions/{id}` is 404",
+            "user": _LABEL,
+        },
+        inside={
+            "messages[].audio": "refused",
+            "messages[].function_call": "refused",
+            "messages[].refusal": "stands for the content where there is none",
+            "reasoning_effort": _TEMPLATE,
+            "stream_options.include_obfuscation": _OBFUSCATION,
+            "tools[].function.strict": STRICT,
+            "tools[].type": "function; others are refused",
+            "verbosity": _TEMPLATE,
         },
         refused={
             "audio": {"voice": "alloy", "format": "wav"},
@@ -157,6 +191,11 @@ APIS = (
             "temperature": _SAMPLER,
             "top_p": _SAMPLER,
         },
+        ignored={"user": _LABEL},
+        inside={
+            "best_of": "taken where it equals `n`",
+            "stream_options.include_obfuscation": _OBFUSCATION,
+        },
         refused={"best_of": 2, "suffix": "s"},
     ),
     Api(
@@ -175,8 +214,9 @@ APIS = (
             "instructions": f"{RESPONSES}::test_previous_response_is_continued_with_its_output_and"
             "_without_its_instructions",
             "max_output_tokens": f"{RESPONSES}::test_settings_arrive",
-            "metadata": f"{RESPONSES}::test_metadata_comes_back",
+            "metadata": f"{RESPONSES}::test_what_was_asked_comes_back",
             "model": _ROUTED,
+            "parallel_tool_calls": f"{RESPONSES}::test_settings_arrive",
             "previous_response_id": f"{CLIENTS}::test_openai_responses",
             "reasoning": f"{RESPONSES}::test_settings_arrive",
             "store": f"{RESPONSES}::test_response_that_is_not_kept_is_refused_clearly",
@@ -188,6 +228,31 @@ APIS = (
             "top_logprobs": f"{RESPONSES}::test_logprobs_where_included",
             "top_p": _SAMPLER,
         },
+        ignored={
+            "access_programs": "a matter of the provider's accounts",
+            "background_options": "`background` is refused",
+            "context_management": _FITS,
+            "image": "this model takes no images",
+            "max_tool_calls": "counts built-in tools, and those are refused",
+            "moderation": "nothing is moderated",
+            "prompt_cache_key": _CACHE,
+            "prompt_cache_options": _CACHE,
+            "prompt_cache_retention": _CACHE,
+            "safety_identifier": _LABEL,
+            "service_tier": _TIER,
+            "stream_options": "its `include_obfuscation` adds nothing but padding to a stream",
+            "truncation": f"{_FITS}; answers say `disabled`",
+            "user": _LABEL,
+        },
+        inside={
+            "include[]": "`message.output_text.logprobs`; the others name what is always sent "
+            "(reasoning comes as text, never encrypted) or belongs to tools that are refused",
+            "reasoning.effort": _TEMPLATE,
+            "reasoning.summary": "ignored: reasoning comes whole, and `summary` is empty",
+            "text.verbosity": _TEMPLATE,
+            "tools[].strict": f"{STRICT}; false unless it is sent",
+            "tools[].type": "function; others are refused",
+        },
         refused={"background": True, "conversation": "conv_1", "prompt": {"id": "pmpt_1"}},
     ),
     Api(
@@ -198,6 +263,7 @@ APIS = (
         requests=(
             message_create_params.MessageCreateParamsBase,
             message_create_params.MessageCreateParamsStreaming,
+            beta_params.MessageCreateParamsBase,
             message_count_tokens_params.MessageCountTokensParams,
         ),
         answers=(Message,),
@@ -212,6 +278,42 @@ APIS = (
             "thinking": f"{MESSAGES}::test_settings_arrive",
             "tool_choice": f"{MESSAGES}::test_settings_arrive",
             "tools": f"{CLIENTS}::test_anthropic_stream_with_tool",
+        },
+        ignored={
+            "betas": "a header that unlocks fields, which are listed here one by one",
+            "billing_policy": _LABEL,
+            "cache_control": _CACHE,
+            "context_management": _FITS,
+            "diagnostics": "asks for figures beside the answer",
+            "fallback_credit_token": _LABEL,
+            "fallbacks": "nothing is declined for reasons of policy",
+            "inference_geo": "it runs here",
+            "metadata": _LABEL,
+            "service_tier": _TIER,
+            "speed": _TIER,
+            "user_profile_id": _LABEL,
+            "workspace_id": _LABEL,
+        },
+        inside={
+            "messages[].content[].cache_control": f"ignored: {_CACHE}",
+            "messages[].content[].is_error": "ignored: chat templates have no place for it; say it "
+            "in the content",
+            "output_config.effort": _TEMPLATE,
+            "output_config.task_budget": "ignored: the model is not told of it",
+            "thinking.budget_tokens": "ignored: a target for the provider's own models, and not a "
+            "limit there either",
+            "thinking.display": "`omitted` leaves the text of thinking blocks empty",
+            "tool_choice.disable_parallel_tool_use": "the answer ends with its first call",
+            "tools[].defer_loading": "ignored: every tool is declared from the start",
+            "tools[].input_examples": "ignored: chat templates have no place for them",
+            "tools[].strict": STRICT,
+            "tools[].type": "custom; others are refused",
+        },
+        refused={
+            "compaction": {"type": "summarize"},
+            "container": "container_1",
+            "mcp_servers": [{"type": "url", "name": "n", "url": "https://example.com"}],
+            "thread": {"type": "create"},
         },
     ),
 )
@@ -230,7 +332,8 @@ def page() -> str:
         ),
         "",
         (
-            "*Ignored* fields change nothing, whatever they hold "
+            "*Ignored* fields change nothing, whatever they hold, and no answer is another one for "
+            "that: the reason stands beside them "
             "(`tests/unit/test_conformance.py::test_ignored_field_changes_nothing`). *Refused* ones "
             "are answered with 400 naming the field "
             "(`tests/unit/test_conformance.py::test_refused_field_is_named`). A field that is null "
@@ -244,8 +347,12 @@ def page() -> str:
         for name in api.fields:
             if name in api.supported:
                 lines.append(f"| `{name}` | supported | `{api.supported[name]}` |")
+            elif name in api.refused:
+                lines.append(f"| `{name}` | refused | |")
             else:
-                lines.append(f"| `{name}` | {'refused' if name in api.refused else 'ignored'} | |")
+                lines.append(f"| `{name}` | ignored: {api.ignored[name]} | |")
+        lines += ["", "| inside | here |", "| --- | --- |"]
+        lines += [f"| `{place}` | {what} |" for place, what in sorted(api.inside.items())]
         sent = answer(api)
         known = list(api.answers[0].model_fields)
         more = [name for name in sent if name not in known]

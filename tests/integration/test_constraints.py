@@ -363,6 +363,13 @@ def test_a_model_that_must_answer_in_json_may_call_its_tools_instead(
             (made,) = (called := await say(CALL, max_tokens=200)).calls
             assert (made.name, json.loads(made.arguments)) == ("add", {"a": True})
             assert called.end.finish_reason == "tool_calls"
+            single = ToolChoice(at_most_one=True)
+            (only,) = (
+                one := await say(f"{CALL}\n{CALL}", tool_choice=single, max_tokens=400)
+            ).calls
+            assert json.loads(only.arguments) == {"a": True}
+            assert one.end.finish_reason == "tool_calls"
+            assert one.end.completion_tokens < 1.5 * called.end.completion_tokens
             verdict = await say('{"ok": true, "reason": "x"}', max_tokens=100)
             check_verdict(verdict.text)
             assert not verdict.calls

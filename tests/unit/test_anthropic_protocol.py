@@ -44,8 +44,10 @@ def refused(**fields: Any) -> RequestError:
     return caught.value
 
 
-def events(deltas: Sequence[Delta], **ending: Any) -> list[Any]:
-    streamer = parse_all(stream=True).streamer()
+def events(
+    deltas: Sequence[Delta], asked: dict[str, Any] | None = None, **ending: Any
+) -> list[Any]:
+    streamer = parse_all(stream=True, **(asked or {})).streamer()
     raw = [*streamer.begin(7)]
     for delta in deltas:
         raw += streamer.delta(0, delta)
@@ -58,12 +60,12 @@ def events(deltas: Sequence[Delta], **ending: Any) -> list[Any]:
     return decoded
 
 
-def whole(deltas: Sequence[Delta], **ending: Any) -> Any:
+def whole(deltas: Sequence[Delta], asked: dict[str, Any] | None = None, **ending: Any) -> Any:
     transcript = Transcript()
     for delta in deltas:
         transcript.add(delta)
     transcript.end(summary(**ending))
-    return json.loads(parse_all().body([transcript]))
+    return json.loads(parse_all(**(asked or {})).body([transcript]))
 
 
 def test_text_stream_is_as_documented() -> None:
@@ -150,6 +152,15 @@ def test_whole_answer_has_the_same_blocks() -> None:
         {"type": "tool_use", "id": "call_a", "name": "f", "input": {"x": 1}},
         {"type": "tool_use", "id": "call_b", "name": "g", "input": {}},
     ]
+
+
+def test_thinking_that_is_to_be_omitted_leaves_empty_blocks() -> None:
+    hidden: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}}
+    (thought, *others) = whole(MIXED, hidden, finish_reason="tool_calls")["content"]
+    assert thought == {"type": "thinking", "thinking": "", "signature": ""}
+    assert others == whole(MIXED, finish_reason="tool_calls")["content"][1:]
+    told = [one for one in events(MIXED, hidden) if one.get("index") == 0]
+    assert [one["type"] for one in told] == ["content_block_start", "content_block_stop"]
 
 
 @pytest.mark.parametrize(
@@ -259,13 +270,13 @@ def test_settings_arrive() -> None:
         temperature=0.5,
         top_k=3,
         tools=[TOOL],
-        tool_choice={"type": "any"},
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
     )
     assert request.stop == ("END",)
     assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 3)
-    assert request.tool_choice == ToolChoice(mode="required")
+    assert request.tool_choice == ToolChoice(mode="required", at_most_one=True)
     assert request.response_format == JsonSchemaFormat(
         schema=schema, param="output_config.format.schema"
     )

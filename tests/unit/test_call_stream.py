@@ -27,8 +27,10 @@ MISTRAL = FakeTokenizer(
 )
 
 
-def run(pieces: list[bytes], tokenizer: Any, *, stream: bool) -> tuple[list[Event], bool]:
-    plan = TextPlan(split_reasoning=True, tools=TOOLS, stream_calls=stream)
+def run(
+    pieces: list[bytes], tokenizer: Any, *, stream: bool, one_call: bool = False
+) -> tuple[list[Event], bool]:
+    plan = TextPlan(split_reasoning=True, tools=TOOLS, stream_calls=stream, one_call=one_call)
     assembly = TextAssembly(plan, ByteDecoder(pieces.__getitem__), tokenizer)
     events = [event for token in range(len(pieces)) for event in assembly.feed(token)]
     return [*events, *assembly.finish()], assembly.has_tool_calls
@@ -141,3 +143,23 @@ def test_a_family_that_does_not_write_json_gives_its_calls_whole() -> None:
     text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
     streamed, has_calls = run([char.encode() for char in text], tokenizer, stream=True)
     assert (len(calls(streamed)), has_calls) == (1, True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        (JSON_TOOLS, json_call({"n": 1}) + "\n" + json_call({"n": 2})),
+        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"n": 1}add[ARGS]{"n": 2}'),
+    ],
+    ids=["blocks", "one block"],
+)
+def test_where_one_call_is_allowed_no_other_is_given_out(
+    tokenizer: FakeTokenizer, text: str, *, stream: bool
+) -> None:
+    for seed in range(20):
+        pieces = cut(text, random.Random(seed))
+        events, has_calls = run(pieces, tokenizer, stream=stream, one_call=True)
+        assert has_calls, seed
+        assert joined(events) == [("add", '{"n": 1}')], seed
+        assert not content(events).strip(), seed

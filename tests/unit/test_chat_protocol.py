@@ -325,6 +325,14 @@ def test_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
         ({"tools": [{"function": {"name": ""}}]}, "tools[0].function.name"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"modalities": ["audio"]}, "modalities"),
+        (
+            {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[1].function_call",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "audio": {"id": "a"}}]},
+            "messages[1].audio",
+        ),
     ],
 )
 def test_wrong_inner_value_is_refused_by_its_place(fields: dict[str, Any], param: str) -> None:
@@ -407,10 +415,30 @@ def test_response_formats() -> None:
     )
 
 
-def test_template_arguments_take_the_reasoning_effort() -> None:
-    prompt = parse(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).prompt
+def test_template_arguments_take_effort_and_verbosity() -> None:
+    given = {"enable_thinking": False, "verbosity": "high"}
+    prompt = parse(reasoning_effort="low", verbosity="low", chat_template_kwargs=given).prompt
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert prompt.template_kwargs == {**given, "reasoning_effort": "low"}
+    plain = parse(verbosity="low").prompt
+    assert isinstance(plain, ChatPrompt)
+    assert plain.template_kwargs == {"verbosity": "low"}
+
+
+def test_a_refusal_that_is_sent_back_is_what_the_assistant_said() -> None:
+    said = {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": None}
+    silent = {"role": "assistant", "content": None, "function_call": None, "audio": None}
+    prompt = parse(messages=[USER, said, USER, silent]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [message["content"] for message in prompt.messages] == ["hi", "No.", "hi", ""]
+
+
+@pytest.mark.parametrize(("parallel", "only_one"), [(None, False), (True, False), (False, True)])
+def test_one_call_at_most_where_a_request_says_so(parallel: bool | None, only_one: bool) -> None:
+    tools = [{"function": {"name": "f"}}]
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+        request = parse(tools=tools, tool_choice=choice, parallel_tool_calls=parallel)
+        assert request.tool_choice.at_most_one is only_one
 
 
 def nested(depth: int, wrap: Callable[[Any], Any]) -> Any:

@@ -1,6 +1,8 @@
 """Listings and probes made from snapshots."""
 
 import pytest
+from anthropic.pagination import SyncPage
+from anthropic.types import ModelInfo
 
 from mlx_isolate_supervisor.pages.models_page import health, model_list, readiness, running_list
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
@@ -54,6 +56,14 @@ def test_the_list_of_models_has_openais_shape_and_no_unlisted_ones() -> None:
     assert (first["id"], first["object"], first["created"]) == ("up", "model", 5)
     assert (first["context_length"], first["status"]) == (32768, {"value": "ready"})
     assert "context_length" not in second
+
+
+def test_the_list_of_models_is_a_page_of_the_anthropic_client_too() -> None:
+    page = SyncPage[ModelInfo].model_validate(model_list([UP, DOWN], set(), created=5))
+    assert [model.display_name for model in page.data] == ["up", "down"]
+    assert page.data[0].created_at.timestamp() == 5
+    assert (page.first_id, page.last_id, page.has_more) == ("up", "down", False)
+    assert model_list([], set(), created=5)["last_id"] is None
 
 
 def test_running_lists_only_models_with_an_engine() -> None:

@@ -227,17 +227,21 @@ def test_settings_arrive() -> None:
         temperature=0.5,
         tools=[TOOL],
         tool_choice={"type": "function", "name": "f"},
-        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        parallel_tool_calls=False,
+        text={
+            "format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True},
+            "verbosity": "low",
+        },
         reasoning={"effort": "low"},
         input=[{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}],
     )
     assert request.max_tokens == 9
     assert request.sampling.temperature == 0.5
-    assert request.tool_choice == ToolChoice(mode="named", name="f")
+    assert request.tool_choice == ToolChoice(mode="named", name="f", at_most_one=True)
     assert request.response_format == JsonSchemaFormat(schema=schema, param="text.format.schema")
     assert [message["role"] for message in messages_of(request)] == ["system", "user"]
     assert isinstance(request.prompt, ChatPrompt)
-    assert request.prompt.template_kwargs == {"reasoning_effort": "low"}
+    assert request.prompt.template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
 
 
 @pytest.mark.parametrize(
@@ -272,6 +276,12 @@ def test_wrong_value_is_refused_by_its_place(fields: dict[str, Any], param: str)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_metadata_comes_back() -> None:
-    metadata = {"who": "me"}
-    assert whole(parse_all(metadata=metadata), [ContentDelta(text="a")])["metadata"] == metadata
+def test_what_was_asked_comes_back() -> None:
+    asked: dict[str, Any] = {
+        "metadata": {"who": "me"},
+        "parallel_tool_calls": False,
+        "text": {"verbosity": "low"},
+    }
+    answer = whole(parse_all(**asked), [ContentDelta(text="a")])
+    assert answer["text"].pop("format") == {"type": "text"}
+    assert {name: answer[name] for name in asked} == asked

@@ -78,10 +78,15 @@ ResponseFormat = JsonObjectFormat | JsonSchemaFormat
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """auto, none, required, or (mode `named`) one function by name."""
+    """auto, none, required, or (mode `named`) one function by name.
+
+    Attributes:
+        at_most_one: the answer ends with its first call.
+    """
 
     mode: str = "auto"
     name: str | None = None
+    at_most_one: bool = False
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,6 +203,7 @@ class ModelCompletionService:
             initial_state=prompt.initial_state,
             split_reasoning=prompt.is_chat,
             tools=tools if tools and request.tool_choice.mode != "none" else None,
+            one_call=request.tool_choice.at_most_one,
             stream_calls=request.stream,
             trim_space=prompt.is_chat and self._thread.marks_start_with_space,
             top_logprobs=request.top_logprobs,

@@ -32,10 +32,16 @@ class TextAssembly:
         self._ledger = LogprobLedger() if plan.top_logprobs is not None else None
         self._trim = plan.trim_space
         self._tools = (
-            ToolCallReader(tokenizer.tool_parser, plan.tools, streams=plan.stream_calls)
+            ToolCallReader(
+                tokenizer.tool_parser,
+                plan.tools,
+                streams=plan.stream_calls,
+                one_call=plan.one_call,
+            )
             if plan.tools and tokenizer.has_tool_calling
             else None
         )
+        self._one_call = plan.one_call
         self._states: StateScanner | None = None
         if plan.split_reasoning:
             transitions = transitions_of(tokenizer, with_tools=self._tools is not None)
@@ -49,6 +55,11 @@ class TextAssembly:
     def stop_string(self) -> str | None:
         """The stop string that is complete; the row has to end."""
         return self._stop.matched if self._stop else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing may follow: a stop string, or the one call that was allowed."""
+        return self.stop_string is not None or (self._one_call and self.has_tool_calls)
 
     @property
     def has_tool_calls(self) -> bool:

@@ -51,11 +51,16 @@ class CallStream:
         self.arguments: list[str] = []
 
     @staticmethod
-    def of(parser: Any) -> "CallStream | None":
-        """For a block of the family that mlx-lm's `parser` reads; None if it does not write JSON."""
+    def of(parser: Any, *, one_call: bool = False) -> "CallStream | None":
+        """For a block of the family that mlx-lm's `parser` reads; None if it does not write JSON.
+
+        Args:
+            one_call: follow the first call of a block alone.
+        """
         family = str(getattr(parser, "__module__", "")).rpartition(".")[2]
         header = _HEADERS.get(family)
-        return None if header is None else CallStream(header, repeats=family in _REPEATING)
+        repeats = family in _REPEATING and not one_call
+        return None if header is None else CallStream(header, repeats=repeats)
 
     @property
     def is_complete(self) -> bool:

@@ -56,6 +56,7 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
         initial_state: `normal`, or `reasoning` if the prompt ends inside a think block.
         split_reasoning: think blocks become reasoning deltas (chat only).
         tools: the request's tools, for the tool parser; None = tool calls stay text.
+        one_call: the answer ends with its first call.
         stream_calls: give arguments of tool calls out piece by piece where the family allows it.
         trim_space: drop one leading space, where the tokenizer marks the start of text with one.
         top_logprobs: None = no logprobs, else so many alternatives per token.
@@ -65,6 +66,7 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     initial_state: str = "normal"
     split_reasoning: bool = False
     tools: tuple[dict[str, Any], ...] | None = None
+    one_call: bool = False
     stream_calls: bool = False
     trim_space: bool = False
     top_logprobs: int | None = None

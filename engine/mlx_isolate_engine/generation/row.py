@@ -141,7 +141,7 @@ class Row:
         if token in self._family.end_tokens:
             return Advance(self.assembly.finish(), "stop")
         events = self.assembly.feed(token, logprob)
-        if self.assembly.stop_string is not None:
+        if self.assembly.is_whole:
             return Advance(events + self.assembly.finish(), "stop")
         if self.generated >= self.plan.max_tokens:
             return Advance(events + self.assembly.finish(), "length")

@@ -24,19 +24,28 @@ class ToolCallReader:
         tools: the request's tools; some parsers take argument types from them.
         streams: give arguments out piece by piece, where the family allows it. What has been given
             out of a call stays, whatever comes after it.
+        one_call: give out the first call alone, whatever follows it.
     """
 
-    def __init__(self, parser: Any, tools: Sequence[dict[str, Any]], *, streams: bool) -> None:
+    def __init__(
+        self,
+        parser: Any,
+        tools: Sequence[dict[str, Any]],
+        *,
+        streams: bool,
+        one_call: bool = False,
+    ) -> None:
         self._parser = parser
         self._tools = list(tools)
         self._streams = streams
-        self._block = CallStream.of(parser)
+        self._one_call = one_call
+        self._block = CallStream.of(parser, one_call=one_call)
         self._begun = 0
         self.count = 0
 
     def feed(self, text: str) -> list[ToolCallDelta]:
         """Parts of calls that are certain now that `text` of a block has come."""
-        if self._block is None or not self._streams:
+        if self._block is None or not self._streams or self._is_done:
             return []
         return [
             ToolCallDelta(
@@ -50,7 +59,9 @@ class ToolCallReader:
 
     def close(self, text: str) -> list[ToolCallDelta] | None:
         """A block has ended: calls of `text` not given out yet; None if there is none in it."""
-        block, self._block = self._block, CallStream.of(self._parser)
+        if self._is_done:
+            return []
+        block, self._block = self._block, CallStream.of(self._parser, one_call=self._one_call)
         if block is not None and not self._streams:
             block.feed(text)
         calls = self._read(text)
@@ -75,6 +86,10 @@ class ToolCallReader:
         self.count += len(deltas)
         return deltas
 
+    @property
+    def _is_done(self) -> bool:
+        return self._one_call and self.count > 0
+
     def _read(self, text: str) -> list[dict[str, Any]] | None:
         """The calls by the family's parser, at least one; None if it is malformed or cut off."""
         try:
@@ -83,7 +98,9 @@ class ToolCallReader:
             log.info("tool_call.malformed error=%s", type(error).__name__)
             return None
         calls: list[Any] = parsed if isinstance(parsed, list) else [parsed]
-        return calls if calls and all(_is_call(call) for call in calls) else None
+        if not calls or not all(_is_call(call) for call in calls):
+            return None
+        return calls[:1] if self._one_call else calls
 
 
 def _is_call(call: Any) -> bool:

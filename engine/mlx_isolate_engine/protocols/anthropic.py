@@ -26,7 +26,9 @@ def parse(body: bytes, call: Call) -> "MessageRequest":
         RequestError: 400 naming the field.
     """
     message, request = parse_body(body, call)
-    return MessageRequest(call, request, stream=bool(message.stream))
+    return MessageRequest(
+        call, request, stream=bool(message.stream), hides_thinking=message.hides_thinking
+    )
 
 
 def parse_count(body: bytes, call: Call) -> CompletionRequest:
@@ -46,14 +48,17 @@ def count_body(tokens: int) -> bytes:
 class MessageRequest:
     """A parsed message request with its two formatters."""
 
-    def __init__(self, call: Call, request: CompletionRequest, *, stream: bool) -> None:
+    def __init__(
+        self, call: Call, request: CompletionRequest, *, stream: bool, hides_thinking: bool
+    ) -> None:
         self.completions = (request,)
         self.stream = stream
+        self._hides_thinking = hides_thinking
         self._call = call
 
     def streamer(self) -> "MessageStreamer":
         """A formatter for the streamed answer."""
-        return MessageStreamer(self._head())
+        return MessageStreamer(self._head(), hides_thinking=self._hides_thinking)
 
     def body(self, transcripts: Sequence[Transcript]) -> bytes:
         """The whole answer as JSON."""
@@ -62,12 +67,18 @@ class MessageRequest:
         return msgspec.json.encode(
             {
                 **self._head(),
-                "content": [_block(part) for part in transcript.parts],
+                "content": [self._block(part) for part in transcript.parts],
                 **_stop(summary),
                 "usage": _usage(summary),
                 "timings": summary.timings,
             }
         )
+
+    def _block(self, part: Text | ToolCall) -> dict[str, Any]:
+        block = _block(part)
+        if self._hides_thinking and block["type"] == "thinking":
+            block["thinking"] = ""
+        return block
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -123,8 +134,9 @@ def _event(name: str, **fields: Any) -> bytes:
 class MessageStreamer:
     """Named events: one message, its blocks one after the other, each started and stopped."""
 
-    def __init__(self, head: dict[str, Any]) -> None:
+    def __init__(self, head: dict[str, Any], *, hides_thinking: bool) -> None:
         self._head = head
+        self._hides_thinking = hides_thinking
         self._block = -1
         # What the open block holds: `text`, `thinking`, or the index of a tool call.
         self._open: str | int | None = None
@@ -161,8 +173,10 @@ class MessageStreamer:
             self._block += 1
             block: dict[str, Any] = start if isinstance(kind, str) else {**start, "input": {}}
             yield _event("content_block_start", index=self._block, content_block=block)
-            if not isinstance(kind, str) and not part["partial_json"]:
-                return
+        if kind == "thinking" and self._hides_thinking:
+            return
+        if not part.get("partial_json", True):
+            return
         yield _event("content_block_delta", index=self._block, delta=part)
 
     def finish(self, index: int, summary: CompletionSummary) -> Iterable[bytes]:

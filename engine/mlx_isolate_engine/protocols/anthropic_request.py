@@ -35,6 +35,7 @@ from mlx_isolate_engine.protocols.tools import (
     TOOLS_MAX,
     DeclaredFunction,
     ToolName,
+    at_most_one,
     named_function,
     named_mode,
     template_tool,
@@ -70,6 +71,7 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     type: str | None = None
     description: str | None = None
     input_schema: FreeForm | None = None
+    strict: bool | None = None
 
 
 class AnthropicToolChoice(Struct, frozen=True, kw_only=True):
@@ -77,13 +79,15 @@ class AnthropicToolChoice(Struct, frozen=True, kw_only=True):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Struct, frozen=True, kw_only=True):
-    """Whether the model shall think; the budget is not enforced."""
+    """Whether the model shall think, and whether that is shown; the budget is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=0)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(Struct, frozen=True, kw_only=True):
@@ -115,6 +119,15 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+    compaction: Any = None
+    thread: Any = None
+
+    @property
+    def hides_thinking(self) -> bool:
+        """Whether the answer shows that the model thought, but not what."""
+        return self.thinking is not None and self.thinking.display == "omitted"
 
 
 def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest]:
@@ -125,6 +138,7 @@ def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest
     """
     message = decode_body(body, MessagesBody)
     lane = decode_body(body, LaneBody)
+    _refuse_what_runs_elsewhere(message)
     tools = tuple(
         _template_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools or ())
     )
@@ -150,6 +164,19 @@ def parse_body(body: bytes, call: Call) -> tuple[MessagesBody, CompletionRequest
         num_draft_tokens=lane.num_draft_tokens,
     )
     return message, request
+
+
+def _refuse_what_runs_elsewhere(message: MessagesBody) -> None:
+    if message.container is not None:
+        raise RequestError("There are no containers here.", param="container")
+    if message.mcp_servers:
+        raise RequestError("No MCP server is called from here.", param="mcp_servers")
+    if message.compaction is not None:
+        raise RequestError("No conversation is compacted here.", param="compaction")
+    if message.thread is not None:
+        raise RequestError(
+            "No conversation is kept here; send all of it in 'messages'.", param="thread"
+        )
 
 
 def _template_arguments(message: MessagesBody) -> dict[str, Any]:
@@ -185,7 +212,10 @@ def _template_tool(tool: AnthropicTool, param: str) -> dict[str, Any]:
             param=f"{param}.type",
         )
     function = DeclaredFunction(
-        name=tool.name, description=tool.description, parameters=tool.input_schema
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
     )
     return template_tool(function, f"{param}.input_schema")
 
@@ -195,11 +225,12 @@ def _tool_choice(choice: AnthropicToolChoice | None, tools: Sequence[dict[str, A
         return ToolChoice()
     match choice.type:
         case "any":
-            return named_mode("required", tools)
+            plain = named_mode("required", tools)
         case "tool":
-            return named_function(choice.name or "", tools)
+            plain = named_function(choice.name or "", tools)
         case "auto" | "none":
-            return named_mode(choice.type, tools)
+            plain = named_mode(choice.type, tools)
+    return at_most_one(plain, parallel=not choice.disable_parallel_tool_use)
 
 
 def _template_messages(message: MessagesBody) -> tuple[dict[str, Any], ...]:

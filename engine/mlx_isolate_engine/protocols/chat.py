@@ -37,6 +37,7 @@ from mlx_isolate_engine.protocols.tools import (
     TOOLS_MAX,
     DeclaredTool,
     NamedTool,
+    at_most_one,
     template_tools,
     tool_choice,
 )
@@ -58,12 +59,14 @@ class ChatBody(Struct, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     tools: Annotated[list[DeclaredTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: ResponseFormatBody | None = None
     chat_template_kwargs: FreeForm | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
@@ -94,7 +97,9 @@ def parse(body: bytes, call: Call) -> "ChatRequest":
         stop=stop_strings(chat.stop),
         top_logprobs=_top_logprobs(chat),
         response_format=response_format(chat.response_format),
-        tool_choice=tool_choice(chat.tool_choice, tools),
+        tool_choice=at_most_one(
+            tool_choice(chat.tool_choice, tools), parallel=chat.parallel_tool_calls
+        ),
         stream=bool(chat.stream),
         adapter=lane.adapters,
         draft_model=lane.draft_model,
@@ -119,7 +124,9 @@ def _refuse_what_is_not_text(chat: ChatBody) -> None:
 
 
 def _template_arguments(chat: ChatBody) -> FreeForm:
-    arguments = template_arguments(chat.chat_template_kwargs, chat.reasoning_effort)
+    arguments = template_arguments(
+        chat.chat_template_kwargs, effort=chat.reasoning_effort, verbosity=chat.verbosity
+    )
     if chat.continue_final_message:
         _check_continuation(chat)
         arguments["continue_final_message"] = True

@@ -61,6 +61,9 @@ class Message(Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
+    function_call: Any = None
+    audio: Any = None
 
 
 def template_messages(
@@ -79,7 +82,10 @@ def template_messages(
 
 
 def _template_message(message: Message, param: str) -> dict[str, Any]:
+    _refuse_what_is_lost(message, param)
     content = _text(message.content, f"{param}.content")
+    if content is None and message.role == "assistant":
+        content = message.refusal
     if content is None and message.role in ("system", "developer", "user"):
         raise RequestError(f"'{param}.content' is required.", param=f"{param}.content")
     plain: dict[str, Any] = {
@@ -100,6 +106,20 @@ def _template_message(message: Message, param: str) -> dict[str, Any]:
                 for index, call in enumerate(message.tool_calls)
             ]
     return plain
+
+
+def _refuse_what_is_lost(message: Message, param: str) -> None:
+    if message.function_call is not None:
+        raise RequestError(
+            f"'{param}.function_call' is no longer supported; use 'tool_calls'.",
+            param=f"{param}.function_call",
+        )
+    if message.audio is not None:
+        raise RequestError(
+            f"This model does not take audio; '{param}' must be text.",
+            param=f"{param}.audio",
+            code="unsupported_content",
+        )
 
 
 def _template_call(call: ReplayedToolCall, param: str) -> dict[str, Any]:

@@ -208,8 +208,10 @@ def schema_format(schema: FreeForm, strict: bool | None, param: str) -> JsonSche
     return JsonSchemaFormat(schema=schema, strict=strict is not False, param=param)
 
 
-def template_arguments(arguments: FreeForm | None, effort: str | None) -> FreeForm:
-    """Keyword arguments for the chat template; the reasoning effort is one unless given there.
+def template_arguments(
+    arguments: FreeForm | None, *, effort: str | None = None, verbosity: str | None = None
+) -> FreeForm:
+    """Keyword arguments for the chat template; effort and verbosity are two unless given there.
 
     Raises:
         RequestError: one that belongs to the template call itself, or nested too deeply.
@@ -224,4 +226,6 @@ def template_arguments(arguments: FreeForm | None, effort: str | None) -> FreeFo
             )
     if effort is not None:
         plain.setdefault("reasoning_effort", effort)
+    if verbosity is not None:
+        plain.setdefault("verbosity", verbosity)
     return plain

@@ -44,6 +44,7 @@ from mlx_isolate_engine.protocols.responses_request import (
     template_input,
     text_format,
 )
+from mlx_isolate_engine.protocols.tools import at_most_one
 from mlx_isolate_engine.protocols.transcript import Text, ToolCall, Transcript
 from mlx_isolate_shared.errors import HttpError, RequestError
 from mlx_isolate_shared.response_id import make_response_id
@@ -73,20 +74,26 @@ class ResponsesProtocol:
         if asked.instructions:
             instructions = ({"role": "system", "content": asked.instructions},)
         tools = response_tools(asked.tools)
-        effort = asked.reasoning.effort if asked.reasoning is not None else None
+        arguments = template_arguments(
+            asked.chat_template_kwargs,
+            effort=asked.reasoning.effort if asked.reasoning is not None else None,
+            verbosity=asked.text.verbosity if asked.text is not None else None,
+        )
         request = CompletionRequest(
             request_id=call.request_id,
             prompt=ChatPrompt(
                 messages=instructions + conversation,
                 tools=tools,
-                template_kwargs=template_arguments(asked.chat_template_kwargs, effort),
+                template_kwargs=arguments,
                 param="input",
             ),
             max_tokens=token_limit(asked.max_output_tokens, "max_output_tokens"),
             sampling=sampling.request(),
             top_logprobs=_top_logprobs(asked),
             response_format=text_format(asked.text),
-            tool_choice=response_tool_choice(asked.tool_choice, tools),
+            tool_choice=at_most_one(
+                response_tool_choice(asked.tool_choice, tools), parallel=asked.parallel_tool_calls
+            ),
             stream=bool(asked.stream),
             adapter=lane.adapters,
             draft_model=lane.draft_model,
@@ -151,7 +158,7 @@ def _head(
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata or {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
         "reasoning": {
             "effort": asked.reasoning.effort if asked.reasoning is not None else None,
@@ -159,7 +166,10 @@ def _head(
         },
         "store": asked.store is not False,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"} if form is None else builtins(form)},
+        "text": {
+            "format": {"type": "text"} if form is None else builtins(form),
+            "verbosity": asked.text.verbosity if asked.text is not None else None,
+        },
         "tool_choice": "auto" if asked.tool_choice is None else builtins(asked.tool_choice),
         "tools": [builtins(tool) for tool in asked.tools or ()],
         "top_logprobs": asked.top_logprobs or 0,

@@ -77,9 +77,10 @@ class TextFormat(Struct, frozen=True, kw_only=True):
 
 
 class TextConfig(Struct, frozen=True, kw_only=True):
-    """Format and verbosity; the latter is not used."""
+    """Format and verbosity."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class Reasoning(Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     store: bool | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: str | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from mlx_isolate_engine.completion.request import ToolChoice
 from mlx_isolate_engine.protocols.fields import FreeForm
@@ -101,6 +101,13 @@ def tool_choice(choice: str | NamedTool | None, tools: Sequence[dict[str, Any]])
             param="tool_choice",
         )
     return named_function(choice.function.name, tools)
+
+
+def at_most_one(choice: ToolChoice, *, parallel: bool | None) -> ToolChoice:
+    """The choice with what a request says of several calls in one answer; silent = any number."""
+    if parallel is not False:
+        return choice
+    return structs.replace(choice, at_most_one=True)
 
 
 def named_mode(mode: str, tools: Sequence[dict[str, Any]]) -> ToolChoice:

@@ -1,6 +1,7 @@
 """The models as clients list them: /v1/models and llama-swap's /running, from snapshots."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
@@ -10,7 +11,7 @@ RUNNING_STATES = frozenset({"starting", "ready", "draining", "stopping"})
 
 
 def model_object(status: ModelStatus, created: int) -> dict[str, Any]:
-    """One model in OpenAI's shape, with what other servers add to it.
+    """One model in OpenAI's shape and Anthropic's, with what other servers add to it.
 
     Args:
         status: the model.
@@ -21,12 +22,17 @@ def model_object(status: ModelStatus, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "mlx-isolate",
+        "type": "model",
+        "display_name": status.id,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
         "aliases": status.aliases,
         "status": {"value": status.state},
     }
     if status.facts is not None:
         found["max_model_len"] = status.facts.context_length
         found["context_length"] = status.facts.context_length
+        found["max_input_tokens"] = status.facts.context_length
         found["meta"] = {
             "architecture": status.facts.architecture,
             "n_params": status.facts.parameters,
@@ -38,9 +44,14 @@ def model_object(status: ModelStatus, created: int) -> dict[str, Any]:
 
 
 def model_list(models: Sequence[ModelStatus], unlisted: set[str], created: int) -> dict[str, Any]:
-    """OpenAI's list of all models but the unlisted ones."""
+    """OpenAI's list of all models but the unlisted ones, which is one page of Anthropic's."""
     data = [model_object(status, created) for status in models if status.id not in unlisted]
-    return {"object": "list", "data": data}
+    page = {
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": False,
+    }
+    return {"object": "list", "data": data, **page}
 
 
 def running_list(models: Sequence[ModelStatus]) -> dict[str, Any]:
