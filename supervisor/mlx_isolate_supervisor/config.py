@@ -1,7 +1,8 @@
 """The supervisor's settings as it runs with them: resolved, checked, and immutable.
 
-Owns names, units and defaults. Knows nothing of where a value came from (see settings.py) or of
-how it is spelled on a command line (see flags.py). Every limit says what breaks without it.
+Owns names, units and defaults. Knows nothing of where a value came from (see settings/layers.py)
+or of how it is spelled on a command line (see settings/flags.py). Every limit says what breaks
+without it.
 """
 
 from typing import Literal

@@ -91,7 +91,7 @@ def _read_record(path: Path) -> EngineRecord | None:
 
 
 def _kill(record: EngineRecord) -> bool:
-    """SIGKILL the recorded process with its session, if it still is that process."""
+    """SIGKILL the recorded process with its group, if it still is that process."""
     if process_start(record.pid) != record.started:
         return False
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -32,7 +32,7 @@ class RunDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> "RunDirectory":
-        """Create (0700), check and lock the directory; clean sockets of earlier supervisors.
+        """Create (0700), check and lock the directory.
 
         Raises:
             ConfigError: another supervisor holds it, a socket path in it would be too long, or it

@@ -4,7 +4,7 @@ import msgspec
 
 MIB = 1 << 20
 
-# An idle connection to an engine is not reused after this time. It lies well below the 75 s
+# An idle connection to an engine is not reused after this time. It lies far below the hour
 # after which engines close idle connections, so that a request never meets a closing one.
 UPSTREAM_IDLE_MAX_S = 15.0
 # Idle connections kept for one engine; without it a burst leaves its descriptors behind.

@@ -27,7 +27,7 @@ function pretty(text) {
   }
 }
 
-/** `actions`: {again, goOn, edit, answerCall}; `isReady` says whether the engine can be asked. */
+/** `actions`: {again, goOn, edit, answerCalls, isLast}. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
