@@ -60,11 +60,11 @@ async def reload(scene: Scene) -> None:
         "ready_s": round(scene.since(), 4),
         "requests": len(seen),
     }
-    cut = [repr(one) for one in seen if not one.is_complete]
-    scene.mark(f"{len(seen)} streams, {len(cut)} failed or cut")
-    scene.record.that("uncut", not cut, "; ".join(cut[:3]))
-    scene.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
-    scene.record.that("served", one.is_complete, "" if one.is_complete else repr(one))
+    whole = sum(each.is_complete for each in seen)
+    scene.mark(f"{len(seen)} streams, {len(seen) - whole} failed or cut")
+    scene.judge_complete("uncut", *seen)
+    scene.judge_replaced(before, after)
+    scene.judge_complete("served", one)
     same = (await scene.status()).supervisor.pid == supervisor
     scene.record.that("supervisor_stays", same)
 
@@ -80,17 +80,14 @@ async def swap(scene: Scene) -> None:
     other, task = scene.client.begin(second, 8)
     await scene.ended("uncut", [stream])
     scene.mark(f"the stream of {first} has ended: {stream!r}", scene.since(stream.ended_at))
-    scene.record.that("uncut", stream.is_complete, "" if stream.is_complete else repr(stream))
+    scene.judge_complete("uncut", stream)
     await scene.wait("served", f"an answer of {second}", task, LOAD_DEADLINE_S)
     scene.mark(f"{second} has answered: {other!r}", scene.since(other.ended_at))
     serving = [model.id for model in (await scene.status()).models if model.state == "ready"]
     scene.record.that("one_at_a_time", len(serving) <= 1, ", ".join(serving))
-    back = await scene.wait(
-        "served", f"an answer of {first}", scene.client.answer(first), LOAD_DEADLINE_S
-    )
+    back = await scene.answer(f"an answer of {first}")
     scene.mark(f"{first} has answered again: {back!r}")
     after = await scene.model()
-    wrong = [repr(seen) for seen in (other, back) if not seen.is_complete]
-    scene.record.that("served", not wrong, "; ".join(wrong))
+    scene.judge_complete("served", other, back)
     scene.record.facts |= {"old_pid": before.pid, "new_pid": after.pid}
-    scene.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
+    scene.judge_replaced(before, after)

@@ -80,7 +80,7 @@ async def follow_return(
     scene.mark(f"engine #{after.incarnation} (pid {after.pid}) is ready{by}", ready_s)
     facts = scene.record.facts
     facts |= {"new_pid": after.pid, "ready_s": round(ready_s, 4), "load_s": round(load_s, 4)}
-    scene.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
+    scene.judge_replaced(before, after)
     if is_spare:
         # The pause after several deaths in a minute is a policy, no speed.
         over_s = ready_s - died_s - load_s - float(facts["pause_s"] or 0.0)
@@ -91,7 +91,7 @@ async def follow_return(
         facts["first_token_s"] = round(scene.since(seen.first_at), 4)
         scene.mark("first token of the next request", scene.since(seen.first_at))
     facts["cached_tokens"] = seen.cached
-    scene.record.that("served", seen.is_complete, "" if seen.is_complete else repr(seen))
+    scene.judge_complete("served", seen)
 
 
 async def kill(scene: Scene) -> None:
@@ -129,9 +129,7 @@ async def oom(scene: Scene) -> None:
     scene.mark(f"the long prompt has its outcome: {text}", scene.since(seen.ended_at))
     honest = seen.is_complete or seen.is_told
     scene.record.that("honest_end", honest, "" if honest else repr(seen))
-    answer = await scene.wait(
-        "served", "an answer afterwards", scene.client.answer(scene.model_id), LOAD_DEADLINE_S
-    )
+    answer = await scene.answer("an answer afterwards")
     after = await scene.model()
     scene.record.facts["new_pid"] = after.pid
     if after.last_exit is not None:
@@ -142,4 +140,4 @@ async def oom(scene: Scene) -> None:
         else f"engine #{after.incarnation} (pid {after.pid})"
     )
     scene.mark(f"{what} answers")
-    scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))
+    scene.judge_complete("served", answer)

@@ -21,7 +21,7 @@ async def disk_full(scene: Scene) -> None:
     assert before.progress is not None
     if not before.progress.cache.ssd_enabled:
         raise CannotRun("the engine has no prompt cache on disk")
-    await scene.client.answer(scene.model_id)
+    await scene.answer("an answer before")
     earlier = _failed_writes(before)
 
     def has_failed(model: ModelStatus) -> bool:
@@ -50,7 +50,7 @@ async def disk_full(scene: Scene) -> None:
     await _answers(scene, "afterwards")
     after = await scene.model()
     scene.record.facts["new_pid"] = after.pid
-    scene.record.that("same_engine", after.pid == before.pid, f"{before.pid}, {after.pid}")
+    scene.judge_same(before, after)
 
 
 async def _answers(scene: Scene, when: str) -> None:
@@ -65,9 +65,9 @@ async def _answers(scene: Scene, when: str) -> None:
         )
         for number in range(PROMPTS)
     ]
-    wrong = [repr(seen) for seen in asked if not seen.is_complete]
-    scene.mark(f"{PROMPTS - len(wrong)} of {PROMPTS} requests are answered {when}")
-    scene.record.that("uncut", not wrong, "; ".join(wrong))
+    whole = sum(seen.is_complete for seen in asked)
+    scene.mark(f"{whole} of {PROMPTS} requests are answered {when}")
+    scene.judge_complete("uncut", *asked)
 
 
 async def _flush(scene: Scene) -> tuple[int, Any]:

@@ -10,7 +10,7 @@ from mlx_isolate_supervisor.drills.bounds import PROMISES
 from mlx_isolate_supervisor.drills.polling import poll
 from mlx_isolate_supervisor.drills.processes import children, is_alive
 from mlx_isolate_supervisor.drills.record import Broken
-from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene
+from mlx_isolate_supervisor.drills.scene import MOMENT_S, Scene
 
 STREAMS = 2
 # Short enough to be done within the shutdown window.
@@ -45,11 +45,8 @@ async def supervisor_kill(scene: Scene) -> None:
     new = await scene.model()
     scene.record.facts |= {"new_pid": own.pid, "ready_s": round(scene.since(), 4)}
     scene.mark(f"engine #{new.incarnation} (pid {new.pid}) is ready")
-    scene.record.that("pid_changed", new.pid not in (None, old.pid), f"{new.pid}")
-    answer = await scene.wait(
-        "served", "an answer", scene.client.answer(scene.model_id), LOAD_DEADLINE_S
-    )
-    scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))
+    scene.judge_replaced(old, new)
+    scene.judge_complete("served", await scene.answer("an answer"))
 
 
 async def term(scene: Scene) -> None:
@@ -70,8 +67,7 @@ async def term(scene: Scene) -> None:
     scene.record.within("stop", scene.since())
     scene.record.that("exit_status", status == 0, f"{status}")
     await scene.ended("uncut", held, MOMENT_S)
-    cut = [repr(seen) for seen in held if not seen.is_complete]
-    scene.record.that("uncut", not cut, "; ".join(cut))
+    scene.judge_complete("uncut", *held)
     alive = [child.pid for child in left if is_alive(child)]
     sockets = [path.name for path in _sockets(own.run_dir)]
     kept = not alive and not sockets

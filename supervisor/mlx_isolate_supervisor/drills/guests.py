@@ -37,12 +37,9 @@ async def client_gone(scene: Scene) -> None:
     after = await scene.until("cancel", "the engine has stopped", is_idle)
     scene.record.within("cancel", scene.since())
     scene.mark(f"engine #{after.incarnation} (pid {after.pid}) works for none of them")
-    answer = await scene.wait(
-        "served", "an answer", scene.client.answer(scene.model_id), LOAD_DEADLINE_S
-    )
-    scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))
+    scene.judge_complete("served", await scene.answer("an answer"))
     scene.record.facts |= {"old_pid": before.pid, "new_pid": after.pid}
-    scene.record.that("same_engine", after.pid == before.pid, f"{before.pid}, {after.pid}")
+    scene.judge_same(before, after)
 
 
 async def stalled_client(scene: Scene) -> None:
@@ -59,9 +56,7 @@ async def stalled_client(scene: Scene) -> None:
         took = time.monotonic() - asked
         scene.mark(f"another client is answered: {neighbour!r}")
         scene.record.within("neighbour", took, "" if neighbour.is_complete else repr(neighbour))
-        scene.record.that(
-            "served", neighbour.is_complete, "" if neighbour.is_complete else repr(neighbour)
-        )
+        scene.judge_complete("served", neighbour)
         await asyncio.sleep(max(0.0, STALL_S - scene.since()))
         grown = (await scene.status()).supervisor.memory_bytes - memory
         scene.record.within("supervisor_growth", grown / MB)
@@ -76,7 +71,7 @@ async def stalled_client(scene: Scene) -> None:
     scene.record.that("resumed", whole, "" if whole else repr(rest[-200:]))
     after = await scene.model()
     scene.record.facts |= {"old_pid": before.pid, "new_pid": after.pid}
-    scene.record.that("same_engine", after.pid == before.pid, f"{before.pid}, {after.pid}")
+    scene.judge_same(before, after)
 
 
 def _open(scene: Scene) -> socket.socket:

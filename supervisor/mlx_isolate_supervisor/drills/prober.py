@@ -8,6 +8,8 @@ import threading
 import time
 from urllib.parse import urlsplit
 
+from mlx_isolate_supervisor.drills.record import reason_of
+
 # Between an answer and the next question.
 INTERVAL_S = 0.02
 # An answer that takes longer than this counts as none.
@@ -62,7 +64,7 @@ class Prober:
                     self.failure, took = f"status {answer.status}", max(took, TIMEOUT_S)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                self.failure = str(error) or type(error).__name__
+                self.failure = reason_of(error)
                 took = max(time.monotonic() - began, TIMEOUT_S)
             self.count += 1
             self.worst_s = max(self.worst_s, took)

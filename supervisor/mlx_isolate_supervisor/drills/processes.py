@@ -47,6 +47,12 @@ def wake(process: psutil.Process) -> None:
         process.send_signal(signal.SIGCONT)
 
 
+def end(process: psutil.Process) -> None:
+    """SIGKILL, whatever has become of it."""
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+
+
 def children(pid: int) -> list[psutil.Process]:
     """Every descendant of `pid` now."""
     try:

@@ -29,6 +29,11 @@ class Broken(Exception):
         self.detail = detail
 
 
+def reason_of(error: Exception) -> str:
+    """What an error says, or what it is where it says nothing."""
+    return str(error) or type(error).__name__
+
+
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a timeline; `at_s` counts from the drill's act, None where time means nothing."""
 

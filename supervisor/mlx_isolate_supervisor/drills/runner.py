@@ -1,14 +1,21 @@
 """Runs drills one after another, each as often as asked, and judges what they share."""
 
+import contextlib
 import statistics
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
 import aiohttp
 import psutil
 
 from mlx_isolate_supervisor.drills.bounds import MEDIAN_SAMPLES_MIN
 from mlx_isolate_supervisor.drills.catalogue import Drill
-from mlx_isolate_supervisor.drills.record import Broken, CannotRun, DrillReport, Record
+from mlx_isolate_supervisor.drills.record import (
+    Broken,
+    CannotRun,
+    DrillReport,
+    Record,
+    reason_of,
+)
 from mlx_isolate_supervisor.drills.stage import Stage, StagePlan
 
 
@@ -47,22 +54,29 @@ async def run_drills(
 async def _run_one(drill: Drill, stage: Stage, number: int) -> DrillReport:
     record = Record(drill.name, number)
     try:
-        async with stage.open(drill, record) as scene:
-            try:
-                await drill.run(scene)
-            except Broken as error:
-                record.broken(error)
-            except (aiohttp.ClientError, OSError, psutil.Error) as error:
-                record.broken(Broken("served", f"the daemon does not answer: {error}"))
-            prober = scene.prober
-            record.within("supervisor_answer", prober.worst_s, prober.failure or "")
-            record.facts["supervisor_worst_s"] = round(prober.worst_s, 4)
-            record.facts["supervisor_probes"] = prober.count
+        # Opening and closing may fail like the drill itself; the next one has its turn all the same.
+        with _breaking(record):
+            async with stage.open(drill, record) as scene:
+                with _breaking(record):
+                    await drill.run(scene)
+                prober = scene.prober
+                record.within("supervisor_answer", prober.worst_s, prober.failure or "")
+                record.facts["supervisor_worst_s"] = round(prober.worst_s, 4)
+                record.facts["supervisor_probes"] = prober.count
     except CannotRun as error:
         return record.report(str(error))
+    return record.report()
+
+
+@contextlib.contextmanager
+def _breaking(record: Record) -> Generator[None]:
+    """What ends this early is a broken promise of the record."""
+    try:
+        yield
     except Broken as error:
         record.broken(error)
-    return record.report()
+    except (aiohttp.ClientError, OSError, psutil.Error) as error:
+        record.broken(Broken("served", f"the daemon does not answer: {reason_of(error)}"))
 
 
 def _median_report(drill: Drill, done: Sequence[DrillReport]) -> DrillReport | None:

@@ -29,6 +29,8 @@ LOAD_DEADLINE_S = 1800.0
 MOMENT_S = 30.0
 # A standby imports and reads a tokenizer; after this the drill goes on without it.
 STANDBY_DEADLINE_S = 60.0
+# Answers that are shown of those that did not come to their end.
+SHOWN_MAX = 3
 
 
 class Scene:
@@ -36,8 +38,7 @@ class Scene:
 
     Args:
         record: gathers what happens.
-        url: of the daemon.
-        client: requests to it.
+        client: requests to the daemon.
         own: the daemon itself, where it is a throw-away one.
         model: which model; None = the first.
 
@@ -73,9 +74,9 @@ class Scene:
     async def open(self) -> AsyncGenerator["Scene"]:
         """Wait until the model is ready, then watch and probe until the end."""
         await self.find_model()
-        await self.watch.open()
-        self.prober.start()
         try:
+            await self.wait("served", "the event stream opens", self.watch.open())
+            self.prober.start()
             yield self
         finally:
             await asyncio.to_thread(self.prober.stop)
@@ -107,11 +108,16 @@ class Scene:
             Broken: it does not answer.
         """
         for model in (await self.status()).models:
-            await self.wait(
-                "served",
-                f"a reset of {model.id}",
-                self.client.post("/models/reset", {"model": model.id}),
-            )
+            await self.reset(model.id)
+
+    async def reset(self, model_id: str) -> None:
+        """Let the daemon forget the crashes of one model.
+
+        Raises:
+            Broken: it does not answer.
+        """
+        asked = self.client.post("/models/reset", {"model": model_id})
+        await self.wait("served", f"a reset of {model_id}", asked)
 
     # Looking
 
@@ -138,10 +144,13 @@ class Scene:
         Raises:
             Broken: the deadline passed.
         """
+        limit = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with limit:
                 return await awaited
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise Broken(promise, f"not within {deadline_s:g} s: {what}") from None
 
     async def until(
@@ -234,6 +243,15 @@ class Scene:
             raise Broken("served", f"no stream begins: {[seen for seen, _ in begun]}")
         return found
 
+    async def answer(self, what: str) -> Seen:
+        """Ask for a few tokens of the model under drill and wait for all of them.
+
+        Raises:
+            Broken: the deadline passed.
+        """
+        asked = self.client.answer(self.model_id)
+        return await self.wait("served", what, asked, LOAD_DEADLINE_S)
+
     async def ended(
         self, promise: str, seen: list[Seen], deadline_s: float = LOAD_DEADLINE_S
     ) -> float:
@@ -241,6 +259,21 @@ class Scene:
         ended = poll(lambda: all(one.ended_at is not None for one in seen))
         await self.wait(promise, "every client has its outcome", ended, deadline_s)
         return max(self.since(one.ended_at) for one in seen)
+
+    # Judging
+
+    def judge_complete(self, promise: str, *seen: Seen) -> None:
+        """Whether every one of these answers came to its proper end."""
+        wrong = [repr(one) for one in seen if not one.is_complete]
+        self.record.that(promise, not wrong, "; ".join(wrong[:SHOWN_MAX]))
+
+    def judge_replaced(self, before: ModelStatus, after: ModelStatus) -> None:
+        """Whether another process took over."""
+        self.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
+
+    def judge_same(self, before: ModelStatus, after: ModelStatus) -> None:
+        """Whether the engine went on in its own process."""
+        self.record.that("same_engine", after.pid == before.pid, f"{before.pid}, {after.pid}")
 
 
 def _named(status: Status, name: str) -> ModelStatus:

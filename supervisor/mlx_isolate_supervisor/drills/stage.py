@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from mlx_isolate_supervisor.drills.catalogue import Drill
-from mlx_isolate_supervisor.drills.record import CannotRun, Record
+from mlx_isolate_supervisor.drills.record import CannotRun, Record, reason_of
 from mlx_isolate_supervisor.drills.scene import Scene
 from mlx_isolate_supervisor.drills.throwaway import OwnDaemon, OwnPlan
 from mlx_isolate_supervisor.drills.traffic import Client
@@ -100,8 +100,8 @@ class Stage:
         async with Client(running.url, running.api_key, fields) as client:
             try:
                 others = await _requests_of_others(client)
-            except aiohttp.ClientError as error:
-                raise CannotRun(f"the daemon does not answer: {error}") from error
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise CannotRun(f"the daemon does not answer: {reason_of(error)}") from error
             except msgspec.DecodeError as error:
                 raise CannotRun(f"what answers at {running.url} is not mlx-isolate") from error
             if others and not self._plan.consent(

@@ -47,9 +47,8 @@ async def slow_load(scene: Scene) -> None:
     scene.mark(f"it goes on; {meanwhile.queued} requests wait")
     seen = [one for one, _ in asked]
     last = await scene.ended("served", seen, LOAD_DEADLINE_S)
-    failed = [repr(one) for one in seen if not one.is_complete]
-    scene.mark(f"{len(seen) - len(failed)} of {len(seen)} are answered", last)
-    scene.record.that("served", not failed, "; ".join(failed[:3]))
+    scene.mark(f"{sum(one.is_complete for one in seen)} of {len(seen)} are answered", last)
+    scene.judge_complete("served", *seen)
     after = await scene.model()
     scene.record.facts |= {
         "old_pid": before.pid,
@@ -59,7 +58,7 @@ async def slow_load(scene: Scene) -> None:
     }
     spawned = after.incarnation - before.incarnation
     scene.record.that("one_engine", spawned == 1, f"{spawned} were started")
-    scene.record.that("pid_changed", after.pid not in (None, before.pid), f"{after.pid}")
+    scene.judge_replaced(before, after)
 
 
 async def crash_loop(scene: Scene) -> None:
@@ -75,7 +74,7 @@ async def crash_loop(scene: Scene) -> None:
     # The first one had completed requests, so its own death may or may not count.
     scene.record.facts |= {"old_pid": first.pid, "deaths": deaths}
     asked = time.monotonic()
-    refused = await scene.client.answer(scene.model_id)
+    refused = await scene.wait("refusal", "a refusal", scene.client.answer(scene.model_id))
     scene.record.within("refusal", time.monotonic() - asked, f"{refused.status} {refused.code}")
     _check_refusal(scene, refused)
     await asyncio.sleep(QUIET_S)
@@ -84,17 +83,15 @@ async def crash_loop(scene: Scene) -> None:
     scene.record.that(
         "spawns", kept, f"{deaths} deaths, then engine #{quiet.incarnation} {quiet.state}"
     )
-    await scene.client.post("/models/reset", {"model": scene.model_id})
+    await scene.reset(scene.model_id)
     scene.mark("reset")
     await scene.load()
-    answer = await scene.wait(
-        "served", "an answer after the reset", scene.client.answer(scene.model_id), LOAD_DEADLINE_S
-    )
+    answer = await scene.answer("an answer after the reset")
     after = await scene.model()
     scene.record.facts["new_pid"] = after.pid
     scene.mark(f"engine #{after.incarnation} (pid {after.pid}) answers")
-    scene.record.that("pid_changed", after.pid not in (None, first.pid), f"{after.pid}")
-    scene.record.that("served", answer.is_complete, "" if answer.is_complete else repr(answer))
+    scene.judge_replaced(first, after)
+    scene.judge_complete("served", answer)
 
 
 async def _kill_all(scene: Scene, supervisor: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mlx_isolate_supervisor.drills.polling import poll
-from mlx_isolate_supervisor.drills.processes import children, is_alive
+from mlx_isolate_supervisor.drills.processes import children, end
 from mlx_isolate_supervisor.drills.record import Broken
 
 SERVE = (sys.executable, "-P", "-m", "mlx_isolate_supervisor.cli")
@@ -159,8 +159,7 @@ class OwnDaemon:
                 self.process.kill()
                 self.process.wait()
             for child in left:
-                if is_alive(child):
-                    child.kill()
+                end(child)
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -8,10 +8,14 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from mlx_isolate_supervisor.drills.record import reason_of
+
 # Continued for ever by any language model, and short enough to be prefilled at once.
 PROMPT = "Counting on and on: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,"
 # More than any context holds: such a request ends by its cancellation or by its engine's death.
 ENDLESS = 1_000_000
+# For a page, which a supervisor answers from memory; without it one that stands still holds a drill.
+PAGE_DEADLINE_S = 30.0
 
 
 class Seen:
@@ -111,12 +115,16 @@ class Client:
 
         Raises:
             aiohttp.ClientError: no answer, or one that is an error.
+            TimeoutError: not within PAGE_DEADLINE_S.
         """
-        async with self._session.get(self.url + path, raise_for_status=True) as answer:
+        limit = aiohttp.ClientTimeout(total=PAGE_DEADLINE_S)
+        async with self._session.get(
+            self.url + path, raise_for_status=True, timeout=limit
+        ) as answer:
             return await answer.read()
 
     async def post(self, path: str, body: object = None) -> tuple[int, Any]:
-        """Status and JSON of a POST."""
+        """Status and JSON of a POST, which may take as long as a load; who waits has a deadline."""
         async with self._session.post(self.url + path, json=body or {}) as answer:
             return answer.status, msgspec.json.decode(await answer.read())
 
@@ -168,7 +176,7 @@ class Client:
         except aiohttp.ClientPayloadError:
             pass  # closed without the terminator, as after an error event
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            seen.lost = str(error) or type(error).__name__
+            seen.lost = reason_of(error)
         finally:
             seen.ended_at = time.monotonic()
 

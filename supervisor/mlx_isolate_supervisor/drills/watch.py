@@ -9,8 +9,6 @@ import msgspec
 
 from mlx_isolate_supervisor.drills.traffic import Client
 
-OPEN_DEADLINE_S = 10.0
-
 
 class Watch:
     """Events of one daemon since `open`. Times are the daemon's, seconds since the epoch.
@@ -24,13 +22,19 @@ class Watch:
         self.events: list[dict[str, Any]] = []
         self._more = asyncio.Event()
         self._opened = asyncio.Event()
+        self._lost: aiohttp.ClientError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Subscribe; returns once events come."""
+        """Subscribe; returns once events come.
+
+        Raises:
+            aiohttp.ClientError: the daemon refuses, or has gone.
+        """
         self._task = asyncio.create_task(self._run())
-        async with asyncio.timeout(OPEN_DEADLINE_S):
-            await self._opened.wait()
+        await self._opened.wait()
+        if self._lost is not None:
+            raise self._lost
 
     async def close(self) -> None:
         """Unsubscribe."""
@@ -44,8 +48,11 @@ class Watch:
                 if line.startswith(b"data: "):
                     self.events.append(msgspec.json.decode(line[6:]))
                     self._more.set()
-        except aiohttp.ClientError:
-            pass  # the daemon has gone: what is missing will be missed
+        except aiohttp.ClientError as error:
+            # Where events have come before, the daemon has gone: what is missing will be missed.
+            self._lost = error
+        finally:
+            self._opened.set()
 
     def find(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
         """The first event so far that is wanted."""
