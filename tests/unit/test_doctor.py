@@ -175,12 +175,17 @@ def test_a_run_directory_that_another_supervisor_holds_is_a_fault(
             assert check_run_directory(settings, is_ours_running=True).level == "ok"
 
 
-def test_a_repo_that_is_not_cached_is_doubted_and_offline_a_fault(tmp_path: Path) -> None:
-    home = {"HF_HOME": str(tmp_path)}
-    assert check_hub_model("a/b", home).level == "doubt"
-    assert check_hub_model("a/b", home | {"HF_HUB_OFFLINE": "1"}).level == "fault"
+def test_a_repo_that_is_not_cached_is_doubted_and_offline_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert check_hub_model("a/b").level == "doubt"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert check_hub_model("a/b").level == "fault"
     (tmp_path / "hub/models--a--b/snapshots/1").mkdir(parents=True)
-    assert check_hub_model("a/b", home | {"HF_HUB_OFFLINE": "1"}).level == "ok"
+    assert check_hub_model("a/b").level == "ok"
 
 
 @pytest.mark.parametrize("kind", ["systemd", "launchd"])

@@ -169,11 +169,12 @@ def test_a_service_serves_what_serve_would(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     typed = ("my model", "--served-model-name", "m", "--ssd-cache-dir", "cache", "--no-metrics")
-    wanted = planned(tmp_path, *typed, variables={"MLX_ISOLATE_TTL": "5m", "HF_HOME": "/hf"})
+    passed_on = {"HF_HOME": "/hf", "HF_HUB_CACHE": "/hub"}
+    wanted = planned(tmp_path, *typed, variables={"MLX_ISOLATE_TTL": "5m", **passed_on})
     words = wanted.service.argv[wanted.service.argv.index("serve") + 1 :]
     assert words[:2] == (str(model), "--served-model-name=m")
     assert set(words[2:]) == {"--no-metrics", "--ttl=5m", f"--ssd-cache-dir={tmp_path}/cache"}
-    assert wanted.service.environment == {"HF_HOME": "/hf"}
+    assert wanted.service.environment == passed_on
     assert Path(wanted.service.argv[0]).is_absolute()
 
 

@@ -1,6 +1,5 @@
 """The whole examination, in the order in which a start would meet the faults."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def _examine_engine(settings: ServeSettings, probe: Sequence[str]) -> Iterator[F
         yield answer
     for model in settings.models:
         if model.model not in (DEMO, *folders):
-            yield check_hub_model(model.model, os.environ)
+            yield check_hub_model(model.model)
     yield from judge_memory(_memory(settings), weights)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import stat
-from collections.abc import Mapping
-from pathlib import Path
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_shared.paths import check_socket_path, run_directory
@@ -12,6 +10,7 @@ from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
 from mlx_isolate_supervisor.engines.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.listening import PortTakenError, bind
+from mlx_isolate_supervisor.models.model_files import hub_folder
 from mlx_isolate_supervisor.service.managers import Manager, Run
 
 
@@ -58,14 +57,12 @@ def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Fi
     return ok("run dir", f"{path}{' is in use by that daemon' if holder else ' is free'}.")
 
 
-def check_hub_model(model: str, environment: Mapping[str, str]) -> Finding:
+def check_hub_model(model: str) -> Finding:
     """Whether a repo of the hub is in its cache; nothing is downloaded."""
-    home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
-    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    snapshots = hub_folder(model) / "snapshots"
     if snapshots.is_dir() and any(snapshots.iterdir()):
         return ok("model", f"{model} is in the hub's cache.")
-    if environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         text = f"{model} is not in the hub's cache, and HF_HUB_OFFLINE forbids the download."
         return fault("model", text, f"download it once: hf download {model}")
     return doubt(

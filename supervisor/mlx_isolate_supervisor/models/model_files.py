@@ -14,11 +14,17 @@ ENTRIES_MAX = 512
 Fingerprint = tuple[tuple[str, int, int], ...]
 
 
-def _hub_folder(repo: str) -> Path:
-    """Where huggingface_hub keeps a repo, by the variables it honours."""
-    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    return Path(cache) / ("models--" + repo.replace("/", "--"))
+def hub_folder(repo: str) -> Path:
+    """Where huggingface_hub keeps a repo, by the variables that it honours."""
+    caches = _named("XDG_CACHE_HOME", "~/.cache")
+    home = _named("HF_HOME", os.path.join(caches, "huggingface"))
+    older = _named("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    return Path(_named("HF_HUB_CACHE", older)) / ("models--" + repo.replace("/", "--"))
+
+
+def _named(variable: str, default: str) -> str:
+    """The folder that a variable of the environment names."""
+    return os.path.expandvars(os.path.expanduser(os.environ.get(variable, default)))
 
 
 def model_roots(spec: ModelSpec) -> list[Path]:
@@ -30,7 +36,7 @@ def model_roots(spec: ModelSpec) -> list[Path]:
         if not name or "\n" in name or len(name) > 1024:
             continue
         path = Path(name)
-        roots.append(path if path.is_absolute() or path.exists() else _hub_folder(name))
+        roots.append(path if path.is_absolute() or path.exists() else hub_folder(name))
     return roots
 
 

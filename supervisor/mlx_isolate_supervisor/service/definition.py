@@ -10,7 +10,15 @@ DEFAULT_NAME = "mlx-isolate"
 # A manager waits this much longer than the daemon's own shutdown window before it kills.
 STOP_GRACE_S = 30
 # Variables of the installing shell that the daemon and its engines read besides their flags.
-PASSED_ON = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME", "XDG_STATE_HOME")
+PASSED_ON = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_ENDPOINT",
+    "XDG_CACHE_HOME",
+    "XDG_STATE_HOME",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
