@@ -8,9 +8,6 @@ from typing import Any
 
 import msgspec
 
-# Longest path a unix socket address may have, in bytes, without the closing NUL.
-SOCKET_PATH_BYTES_MAX = {"linux": 107, "darwin": 103}
-
 # An engine writes a progress line at least this often; without it a hang cannot be told from work.
 PROGRESS_INTERVAL_S = 0.5
 # After the lifeline closes an engine is gone within this time, whatever its threads are doing.

@@ -12,22 +12,22 @@ from collections.abc import Callable, Sequence
 import msgspec
 import uvloop
 
-from mlx_isolate_shared.paths import run_directory
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.daemon import Daemon
 from mlx_isolate_supervisor.engines.blas import choose_blas
 from mlx_isolate_supervisor.engines.orphans import reap_orphans
+from mlx_isolate_supervisor.engines.run_paths import run_directory
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models import devices, footprints
 from mlx_isolate_supervisor.models.devices import DeviceBook
 from mlx_isolate_supervisor.models.footprints import FootprintBook
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import pool_limits
-from mlx_isolate_supervisor.models.state_file import state_folder
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
 from mlx_isolate_supervisor.telemetry.display import make_display
 from mlx_isolate_supervisor.telemetry.logs import Logs, log_event, start_logging
+from mlx_isolate_supervisor.user_folders import cache_folder, state_folder
 
 # At its end the daemon waits so long for its last lines to be taken.
 LAST_WORDS_S = 0.5
@@ -135,12 +135,6 @@ def engine_command(settings: ServeSettings, given: EngineCommand | None) -> Engi
         command,
         env=blas.environment(os.environ.get("LD_PRELOAD")) | command.env,
         nice=settings.engine_nice,
-        cache_home=settings.cache_home or _user_cache(),
+        cache_home=settings.cache_home or str(cache_folder()),
         log_level=settings.log_level,
     )
-
-
-def _user_cache() -> str:
-    from platformdirs import user_cache_path
-
-    return str(user_cache_path("mlx-isolate", appauthor=False))

@@ -19,12 +19,11 @@ from mlx_isolate_engine.footprint import Footprint
 from mlx_isolate_engine.lifeline import die_with_parent
 from mlx_isolate_engine.model.facts import loaded_blas
 from mlx_isolate_shared import footprint
-from mlx_isolate_shared.config import SOCKET_PATH_BYTES_MAX
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_shared.paths import check_socket_path
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
 from mlx_isolate_supervisor.engines import child, death_watch, memory, orphans
+from mlx_isolate_supervisor.engines.run_paths import SOCKET_PATH_BYTES_MAX, check_socket_path
 from mlx_isolate_supervisor.relay import engine_gone
 from mlx_isolate_supervisor.relay.sink import unread_bytes
 from mlx_isolate_supervisor.service.managers import Launchd, manager_here

@@ -186,7 +186,7 @@ def _typed_flags(args: argparse.Namespace) -> dict[str, str | Sequence[str]]:
 def this_machine() -> Machine:
     """Totals of this machine's memory and disks."""
     from mlx_isolate_supervisor.models.devices import FILE_NAME, DeviceBook
-    from mlx_isolate_supervisor.models.state_file import state_folder
+    from mlx_isolate_supervisor.user_folders import state_folder
 
     def disk_bytes(folder: str) -> int:
         path = Path(folder).expanduser().absolute()

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mlx_isolate_shared.paths import run_directory
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.commands.serve import is_loopback
+from mlx_isolate_supervisor.engines.run_paths import run_directory
 from mlx_isolate_supervisor.engines.rundir import holder_of
 from mlx_isolate_supervisor.telemetry.status import Status
 

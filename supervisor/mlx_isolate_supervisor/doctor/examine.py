@@ -31,11 +31,11 @@ from mlx_isolate_supervisor.doctor.place_checks import (
 from mlx_isolate_supervisor.engines.memory import available_bytes, physical_bytes
 from mlx_isolate_supervisor.models.devices import FILE_NAME, DeviceBook
 from mlx_isolate_supervisor.models.pool_limits import pool_limits, with_devices
-from mlx_isolate_supervisor.models.state_file import state_folder
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME
 from mlx_isolate_supervisor.service.managers import manager_here
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.settings.models import DEMO
+from mlx_isolate_supervisor.user_folders import cache_folder, state_folder
 
 
 def examine(resolved: Resolved, *, probe: Sequence[str] = PROBE) -> Iterator[Finding]:
@@ -99,10 +99,8 @@ def _memory(settings: ServeSettings) -> Memory:
 
 
 def _examine_disks(settings: ServeSettings) -> Iterator[Finding]:
-    from platformdirs import user_cache_path
-
-    cache = settings.cache_home or user_cache_path("mlx-isolate", appauthor=False)
-    yield check_disk("converted models in", Path(cache))
+    cache = Path(settings.cache_home) if settings.cache_home else cache_folder()
+    yield check_disk("converted models in", cache)
     folders = {model.engine.ssd_cache_dir for model in settings.models} - {None}
     for folder in sorted(str(folder) for folder in folders):
         yield check_disk("prompt caches in", Path(folder).expanduser())

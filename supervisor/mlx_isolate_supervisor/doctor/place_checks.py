@@ -4,10 +4,10 @@ import os
 import stat
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_shared.paths import check_socket_path, run_directory
 from mlx_isolate_supervisor.commands.client import Daemon
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.engines.run_paths import check_socket_path, run_directory
 from mlx_isolate_supervisor.engines.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.listening import PortTakenError, bind
 from mlx_isolate_supervisor.models.model_files import hub_folder

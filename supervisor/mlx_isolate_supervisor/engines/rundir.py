@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_shared.paths import check_socket_path, make_private_directory
+from mlx_isolate_supervisor.engines.run_paths import check_socket_path, make_private_directory
 
 LOCK_NAME = "supervisor.lock"
 SOCKET_SUFFIX = ".sock"

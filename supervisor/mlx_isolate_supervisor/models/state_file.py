@@ -16,13 +16,6 @@ FILE_BYTES_MAX = 256 * 1024
 _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
-def state_folder() -> Path:
-    """Where they lie, below the user's folders."""
-    from platformdirs import user_state_path
-
-    return user_state_path("mlx-isolate", appauthor=False)
-
-
 def read_state(path: Path, kind: type[_Content]) -> _Content | None:
     """What the file holds; None where there is none, or it makes no sense (which is logged)."""
     try:

@@ -19,10 +19,10 @@ from typing import Literal, TextIO
 import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_shared.paths import safe_name
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.telemetry.log_file import LogFile
 from mlx_isolate_supervisor.telemetry.outlet import Outlet
+from mlx_isolate_supervisor.user_folders import log_folder
 
 # Lines kept in memory, of everything and of each model; without a bound a chatty engine fills the
 # memory of the process that must not die.
@@ -322,13 +322,6 @@ class Logs(msgspec.Struct, frozen=True):
             self.console.left_out = TOLD_BY_THE_DISPLAY
 
 
-def log_folder() -> Path:
-    """The user's folder for log files."""
-    from platformdirs import user_log_path
-
-    return user_log_path("mlx-isolate", appauthor=False)
-
-
 def start_logging(
     level: str, *, folder: str | None, name: str, form: Literal["text", "json"] = "text"
 ) -> Logs:
@@ -369,7 +362,7 @@ def start_logging(
 def _log_path(folder: str | None, name: str) -> Path | None:
     if folder == "":
         return None
-    return (Path(folder) if folder else log_folder()) / f"{safe_name(name)}.log"
+    return (Path(folder) if folder else log_folder()) / f"{name}.log"
 
 
 def _log_file(path: Path) -> LogFile:

@@ -1,14 +1,15 @@
-"""Where things lie: the user's folders and the run directory, with the checks they need."""
+"""Where the run directory lies, with the checks that it and the sockets in it need."""
 
 import os
-import re
 import stat
 import sys
 import tempfile
 from pathlib import Path
 
-from mlx_isolate_shared.config import SOCKET_PATH_BYTES_MAX
 from mlx_isolate_shared.errors import ConfigError
+
+# Longest path a unix socket address may have, in bytes, without the closing NUL.
+SOCKET_PATH_BYTES_MAX = {"linux": 107, "darwin": 103}
 
 
 def run_directory(port: int, override: str | None = None) -> Path:
@@ -60,8 +61,3 @@ def check_socket_path(path: Path) -> None:
             f"the socket path {path} has {length} bytes and this system allows {limit}; "
             "choose a shorter run directory (--run-dir)."
         )
-
-
-def safe_name(text: str) -> str:
-    """A file-name part for a model id: letters, digits, dot, dash and underscore, at most 40."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:40] or "model"
