@@ -25,6 +25,7 @@ from mlx_isolate_supervisor.slots.engine_events import EngineEvents
 from mlx_isolate_supervisor.slots.incarnation import Incarnation
 from mlx_isolate_supervisor.slots.machine import Machine
 from mlx_isolate_supervisor.slots.past import Past
+from mlx_isolate_supervisor.slots.places import Places
 from mlx_isolate_supervisor.slots.retirees import Retirees
 from mlx_isolate_supervisor.slots.slot import Slot
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
@@ -45,8 +46,8 @@ OUTCOME_S_MAX = SETTINGS.queue_timeout_s + SETTINGS.report_silence_s + 30.0
 COMMAND_S_MAX = SETTINGS.drain_timeout_s + SETTINGS.stop_window_s + 120.0
 
 TARGETS: list[tuple[Any, str]] = [
-    *((Slot, name) for name in ("_arrive", "_grant", "_give_back", "_is_ready")),
-    *((Slot, name) for name in ("_is_settled_after",)),
+    *((Places, name) for name in ("_arrive", "grant", "_give_back")),
+    *((Slot, name) for name in ("_is_ready", "_is_settled_after")),
     *((Machine, name) for name in ("want_up", "want_down", "change_spec", "reset", "note_free")),
     *((Machine, name) for name in ("apply", "act", "_fire", "_spawn", "_end_engine", "tell")),
     *((EngineEvents, name) for name in ("_hear", "_become_ready", "_exited", "_judge", "watch")),
@@ -62,7 +63,7 @@ TARGETS: list[tuple[Any, str]] = [
 ]
 # Those that everything goes through.
 LASTING: list[tuple[Any, str]] = [
-    (Slot, "_grant"),
+    (Places, "grant"),
     *((EngineEvents, name) for name in ("_hear", "_exited")),
     *((Machine, name) for name in ("apply", "_spawn")),
     *((Lodging, "settle"), (Residency, "_look"), (Timers, "set")),

@@ -1,4 +1,4 @@
-"""One model to everybody else: what they may ask of it, its queue of requests, its status.
+"""One model to everybody else: what they may ask of it, and its status.
 
 Everything that can happen to a slot is a message in its mailbox; nothing else changes a slot or its
 machine. Implements `lease.Admission`.
@@ -13,12 +13,12 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.standby_plan import Demand
 from mlx_isolate_supervisor.models.lodging import Lodging
 from mlx_isolate_supervisor.slots import causes
-from mlx_isolate_supervisor.slots.admission import SlotLease, Waiter, WaitingLine
-from mlx_isolate_supervisor.slots.incarnation import Incarnation
-from mlx_isolate_supervisor.slots.lease import Lease, Outcome
+from mlx_isolate_supervisor.slots.admission import WaitingLine
+from mlx_isolate_supervisor.slots.lease import Lease
 from mlx_isolate_supervisor.slots.lifecycle import State
 from mlx_isolate_supervisor.slots.machine import Machine
 from mlx_isolate_supervisor.slots.mailbox import Mailbox
+from mlx_isolate_supervisor.slots.places import Places
 from mlx_isolate_supervisor.slots.slot_context import SlotContext
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
@@ -30,14 +30,11 @@ class Slot:
     """One model's slot. Call `start` on the event loop before anything else."""
 
     def __init__(self, spec: ModelSpec, context: SlotContext) -> None:
-        self._settings = context.settings
         self._now = context.clock.monotonic
         self._mailbox = Mailbox(
             spec.id, self._now, settle=self._settle, mend=lambda: self._lodging.mend()
         )
         self._is_cut = False
-        # What is told to who waits, or comes, once the slot stops.
-        self._stop_error: Callable[[], CapacityError] = causes.shutting_down
         self._line = WaitingLine()
         self._machine = Machine(spec, context, self)
         self._lodging = Lodging(
@@ -48,6 +45,7 @@ class Slot:
             has_callers=lambda: self._mailbox.has_callers,
         )
         self._residence = self._lodging.residence
+        self._places = Places(self._machine, self._line, self._lodging, self._mailbox, context)
 
     def __repr__(self) -> str:
         """Id, state, engine and who waits."""
@@ -82,17 +80,7 @@ class Slot:
 
     def describe_wait(self) -> str:
         """What a request that waits is waiting for, one line for its client."""
-        machine, engine = self._machine, self._machine.crew.engine
-        name = machine.spec.id
-        if self._residence.reason is not None:
-            return f"{name} waits {self._residence.reason}"
-        if machine.state is State.READY:
-            return f"{len(self._line)} requests wait for a place in {name}"
-        if engine is not None and engine.loading is not None:
-            fraction = engine.loading.fraction
-            share = "" if fraction is None else f" {fraction:.0%}"
-            return f"{name} is loading: {engine.loading.stage}{share}"
-        return f"{name} is {machine.state}"
+        return self._places.describe_wait()
 
     def keep_alive(self, idle_s: float) -> None:
         """Stay loaded for so long after the last request, until another asks for something else.
@@ -107,19 +95,7 @@ class Slot:
 
     async def admit(self, request_id: str) -> Lease:
         """Wait in line for a ready engine with a free place; see `lease.Admission`."""
-        if self._mailbox.is_over:
-            raise self._stop_error()
-        waiter = Waiter(request_id)
-        self._mailbox.post(partial(self._arrive, waiter), partial(self._line.refuse, waiter))
-        if not waiter.place.done():
-            expire = partial(self._mailbox.post, partial(self._expire, waiter))
-            loop = asyncio.get_running_loop()
-            waiter.timer = loop.call_later(self._settings.queue_timeout_s, expire)
-        try:
-            return await waiter.wait_place()
-        except asyncio.CancelledError:
-            self._mailbox.post(partial(self._line.leave, waiter))
-            raise
+        return await self._places.admit(request_id)
 
     async def ensure_ready(self, timeout_s: float) -> None:
         """Want the model up, and wait until it is READY.
@@ -132,7 +108,7 @@ class Slot:
             async with asyncio.timeout(timeout_s):
                 await self._mailbox.until(self._is_ready, partial(self._lodging.begin_load, load))
         except TimeoutError:
-            raise self._waited_in_vain() from None
+            raise self._places.waited_in_vain() from None
         finally:
             self._mailbox.post(partial(self._lodging.end_load, load))
 
@@ -175,18 +151,17 @@ class Slot:
 
     async def leave(self, limit_s: float) -> None:
         """As `stop`, for a model that is to be served no longer."""
-        self._stop_error = partial(causes.removed, self.model_id)
+        self._places.stop_error = partial(causes.removed, self.model_id)
         await self.stop(limit_s)
 
     async def stop(self, limit_s: float) -> None:
         """Refuse who waits, drain, and stop for good within `limit_s`. Harmless when repeated."""
         if self._mailbox.is_over:
             return
-        self._mailbox.post(partial(self._line.refuse_all, self._stop_error))
+        self._mailbox.post(self._places.refuse_stopping)
         self._mailbox.post(self._residence.withdraw)
-        self._mailbox.post(
-            partial(self._machine.shut_down, self._now() + limit_s, self._stop_error)
-        )
+        stop_by = self._now() + limit_s
+        self._mailbox.post(partial(self._machine.shut_down, stop_by, self._places.stop_error))
         if self._is_cut:
             # A second signal may come before the first has got here.
             self._mailbox.post(self._machine.cut)
@@ -263,8 +238,7 @@ class Slot:
 
     def refuse_failed(self) -> None:
         """Refuse everybody who waits."""
-        self._lodging.was_refused = bool(len(self._line))
-        self._line.refuse_all(self._machine.failed_error)
+        self._places.refuse_failed()
 
     # -- What others read -------------------------------------------------------------------------
 
@@ -300,7 +274,7 @@ class Slot:
         """Nobody waits for nothing, free places are given, callers are told."""
         attempt = self._mailbox.attempt
         attempt(self._lodging.settle)
-        attempt(self._grant)
+        attempt(self._places.grant)
         self._mailbox.look_at_conditions()
         attempt(self._residence.note_change)
 
@@ -308,7 +282,7 @@ class Slot:
 
     def _is_ready(self) -> bool | CapacityError:
         if self._machine.stop_by is not None:
-            return self._stop_error()
+            return self._places.stop_error()
         if self._machine.state is State.FAILED and self._machine.deferred is None:
             return self._machine.failed_error()
         if self._machine.room_error is not None and self._machine.state is State.STOPPED:
@@ -326,82 +300,3 @@ class Slot:
             # Tried again in vain, or there is no room to try it again.
             return machine.deferred is None
         return machine.state is State.STOPPED
-
-    # -- Requests ---------------------------------------------------------------------------------
-
-    def _arrive(self, waiter: Waiter) -> None:
-        if waiter.place.done():
-            return
-        machine = self._machine
-        machine.look_for_repair()
-        if machine.stop_by is not None:
-            self._line.refuse(waiter, self._stop_error())
-        elif machine.state is State.FAILED and machine.deferred is None:
-            self._lodging.was_refused = True
-            self._line.refuse(waiter, machine.failed_error())
-        elif len(self._line) >= self._settings.queued_requests_max and not self._may_enter():
-            self._line.refuse(waiter, causes.queue_full(self.model_id, len(self._line)))
-        else:
-            waiter.arrived_s = self._now()
-            self._line.join(waiter)
-            self._lodging.want_up()
-
-    def _expire(self, waiter: Waiter) -> None:
-        self._line.refuse(waiter, self._waited_in_vain())
-
-    def _has_place(self) -> bool:
-        engine = self._machine.crew.engine
-        return (
-            self._machine.state is State.READY
-            and engine is not None
-            and not engine.is_dying
-            and len(engine.leases) < self.spec.places
-        )
-
-    def _may_enter(self) -> bool:
-        """Whether a request that comes now gets a place at once."""
-        return self._residence.cutoff_s is None and self._has_place()
-
-    def _grant(self) -> None:
-        while len(self._line) and self._has_place() and not self._lodging.holds_back:
-            engine = self._machine.crew.engine
-            assert engine is not None
-            lease = self._line.grant_first(partial(self._make_lease, engine))
-            if lease is None:
-                return
-            engine.leases.add(lease)
-
-    def _make_lease(self, engine: Incarnation, waiter: Waiter) -> SlotLease:
-        def release(lease: SlotLease, outcome: Outcome) -> None:
-            # Whatever fails, the place is free again.
-            self._mailbox.post(
-                partial(self._give_back, engine, lease, outcome),
-                lambda _: engine.leases.discard(lease),
-            )
-
-        note_upgrade = partial(self._mailbox.post, partial(self._machine.note_free, engine))
-        return SlotLease(engine, waiter.request_id, release, note_upgrade)
-
-    def _give_back(self, engine: Incarnation, lease: SlotLease, outcome: Outcome) -> None:
-        engine.leases.discard(lease)
-        if not engine.leases:
-            self._lodging.note_used()
-        if outcome == "answered":
-            self._machine.note_completion(engine)
-        self._machine.note_free(engine)
-
-    def _waited_in_vain(self) -> CapacityError:
-        machine = self._machine
-        retry_after_s = machine.next_try_s or 1.0
-        if self._residence.reason is not None:
-            cause = f"it waits {self._residence.reason}"
-        elif machine.state is State.READY:
-            cause = f"all {self.spec.places} places are taken"
-        elif machine.past.last_exit is not None and machine.state in (
-            State.STARTING,
-            State.BACKOFF,
-        ):
-            cause = f"the engine is {machine.state}, and of its last one: {machine.past.last_exit.reason}"
-        else:
-            cause = f"the engine is {machine.state}"
-        return causes.waited_in_vain(self.model_id, cause, retry_after_s)
