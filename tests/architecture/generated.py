@@ -9,8 +9,7 @@ from pathlib import Path
 
 from mlx_isolate_engine.protocols.openapi import openapi_document
 from mlx_isolate_supervisor.settings import page
-from mlx_isolate_supervisor.slots import lifecycle
-from tests.architecture import cases, conformance
+from tests.architecture import cases, conformance, lifecycle_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {
@@ -57,7 +56,7 @@ def pages() -> dict[Path, str]:
     reliability = ROOT / "docs/reliability.md"
     return {
         architecture: architecture_page(architecture.read_text()),
-        ROOT / "docs/lifecycle.md": lifecycle.document(),
+        ROOT / "docs/lifecycle.md": lifecycle_page.page(),
         ROOT / "docs/configuration.md": page.document(),
         ROOT / "supervisor/mlx_isolate_supervisor/openapi.json": openapi_text(),
         ROOT / "docs/conformance.md": conformance.page(),

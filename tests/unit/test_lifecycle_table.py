@@ -2,7 +2,6 @@
 
 import pytest
 
-from mlx_isolate_supervisor.slots import lifecycle
 from mlx_isolate_supervisor.slots.lifecycle import (
     TRANSITIONS,
     Action,
@@ -11,6 +10,7 @@ from mlx_isolate_supervisor.slots.lifecycle import (
     Transition,
     step,
 )
+from tests.architecture import lifecycle_page
 
 # States in which an engine process exists.
 LIVE = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
@@ -30,9 +30,9 @@ def test_a_missing_cell_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_word_is_explained() -> None:
-    assert set(lifecycle.STATE_TEXTS) == set(State)
-    assert set(lifecycle.EVENT_TEXTS) == set(Event)
-    assert set(lifecycle.ACTION_TEXTS) == set(Action)
+    assert set(lifecycle_page.STATE_TEXTS) == set(State)
+    assert set(lifecycle_page.EVENT_TEXTS) == set(Event)
+    assert set(lifecycle_page.ACTION_TEXTS) == set(Action)
 
 
 def test_a_process_is_spawned_only_where_none_lives() -> None:
