@@ -25,7 +25,7 @@ from mlx_isolate_supervisor.drills.record import CannotRun
 from mlx_isolate_supervisor.engines import child, death_watch, memory, orphans
 from mlx_isolate_supervisor.engines.run_paths import SOCKET_PATH_BYTES_MAX, check_socket_path
 from mlx_isolate_supervisor.relay import engine_gone
-from mlx_isolate_supervisor.relay.sink import unread_bytes
+from mlx_isolate_supervisor.relay.socket_state import unread_bytes
 from mlx_isolate_supervisor.service.managers import Launchd, manager_here
 
 # Of <sys/resource.h>: a uuid of 16 bytes, then seven counters of eight before the footprint.

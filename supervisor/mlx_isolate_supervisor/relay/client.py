@@ -16,7 +16,7 @@ from mlx_isolate_supervisor.relay.limits import (
     CLIENT_UNSENT_BYTES_MAX,
     RelayLimits,
 )
-from mlx_isolate_supervisor.relay.sink import unread_bytes
+from mlx_isolate_supervisor.relay.socket_state import unread_bytes
 
 # How long the rest of a refused body is read and dropped, so that its sender sees the answer.
 _LINGER_S = 10.0

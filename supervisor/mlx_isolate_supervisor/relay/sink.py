@@ -1,9 +1,6 @@
 """The client's side of an answer under way: raw writes, and the wait for a client that is slow."""
 
-import array
 import asyncio
-import fcntl
-import termios
 from collections.abc import Callable
 
 from aiohttp import web
@@ -11,6 +8,7 @@ from aiohttp import web
 from mlx_isolate_supervisor.relay.answer import RelayedAnswer
 from mlx_isolate_supervisor.relay.framing import unframe
 from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S
+from mlx_isolate_supervisor.relay.socket_state import unread_bytes
 
 
 class ClientStalled(Exception):
@@ -123,14 +121,3 @@ class ClientSink:
     def close(self) -> None:
         """Close after what was written, without the end that the answer's framing asks for."""
         self._transport.close()
-
-
-def unread_bytes(transport: asyncio.Transport) -> int:
-    """What a client has not taken yet, in this process and, where it tells, the kernel."""
-    waiting = transport.get_write_buffer_size()
-    queued = array.array("i", [0])
-    try:
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-    except OSError:
-        return waiting
-    return waiting + queued[0]

@@ -6,13 +6,12 @@ that a close frame with the reason can be set behind the last whole one when the
 
 import asyncio
 import contextlib
-import os
 from typing import Any, Literal, cast
 
 from aiohttp import web
 
 from mlx_isolate_supervisor.relay.frames import FrameTracker, close_frame
-from mlx_isolate_supervisor.relay.sink import unread_bytes
+from mlx_isolate_supervisor.relay.socket_state import read_now, unread_bytes
 
 # Why bytes no longer pass both ways.
 Ending = Literal["closed", "client_gone", "engine_gone", "client_stalled"]
@@ -20,8 +19,6 @@ Ending = Literal["closed", "client_gone", "engine_gone", "client_stalled"]
 # Once one side has ended, the other has so long to end too, counted from its last byte. A client
 # that has left looks like one that only says no more, and an engine need not notice by itself.
 CLOSING_S = 2.0
-# What is read at once of a dead engine's last bytes.
-_LAST_READ_BYTES = 64 * 1024
 
 
 class _End(asyncio.Protocol):
@@ -215,12 +212,11 @@ class Tunnel:
         no more for now learns of it then.
         """
         engine = self._engine
-        with contextlib.suppress(OSError):
-            while engine.takes_more and not self._client.is_full:
-                data = os.read(engine.transport.get_extra_info("socket").fileno(), _LAST_READ_BYTES)
-                if not data:
-                    break
-                engine.data_received(data)
+        while engine.takes_more and not self._client.is_full:
+            data = read_now(engine.transport)
+            if not data:
+                break
+            engine.data_received(data)
         if not self._client.is_full:
             self.end_reached(engine)
 

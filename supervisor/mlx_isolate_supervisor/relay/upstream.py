@@ -1,14 +1,16 @@
 """One connection to an engine's socket: a request out, an answer's head and body in.
 
-Reads only what it must of either: the head is read by `answer_head`, the body by `framing`.
+Reads only what it must of either: the head is read by `answer_start`, the body by `framing`.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
-from mlx_isolate_supervisor.relay import engine_socket
-from mlx_isolate_supervisor.relay.answer_head import AnswerHead, HeadReader
+from mlx_isolate_supervisor.relay import socket_state
+from mlx_isolate_supervisor.relay.answer_head import AnswerHead
+from mlx_isolate_supervisor.relay.answer_start import AnswerStart
+from mlx_isolate_supervisor.relay.body_sink import BodySink
 from mlx_isolate_supervisor.relay.engine_gone import (
     ClientGivenUp,
     EngineGone,
@@ -25,8 +27,6 @@ from mlx_isolate_supervisor.relay.framing import (
     FramingError,
 )
 
-# Body bytes that may arrive before anybody takes them; then the engine is made to wait.
-_EARLY_BYTES_MAX = 256 * 1024
 # Below this a request's head and body leave in one write, which costs one copy.
 _JOIN_BYTES_MAX = 64 * 1024
 # How much may pass between two looks at the client's back-pressure; a look costs as much as the
@@ -34,46 +34,20 @@ _JOIN_BYTES_MAX = 64 * 1024
 _PRESSURE_STEP_BYTES = 16 * 1024
 
 
-class Sink(Protocol):
-    """Where a body goes."""
-
-    @property
-    def writing_paused(self) -> bool:
-        """Whether so much is waiting that the source should stop."""
-        ...
-
-    def begin(self, block: bytes, /) -> None:
-        """Take what arrived with the head, which may be nothing; before anything else."""
-        ...
-
-    def write(self, block: bytes, /) -> None:
-        """Take a block; must not block or raise."""
-        ...
-
-    async def drain(self, is_over: Callable[[], bool]) -> None:
-        """Wait until writing is no longer paused, or `is_over`; raises if that takes too long."""
-        ...
-
-
 class EngineConnection(asyncio.Protocol):
     """A connection that carries one request at a time; its owner is the only one who waits on it."""
 
     # Slots are faster to read and write, and `data_received` does little else.
     __slots__ = (
-        "_body",
         "_broken",
-        "_early",
-        "_early_bytes",
         "_granted_bytes",
-        "_head",
-        "_head_reader",
         "_is_doomed",
-        "_is_idle",
         "_is_paused",
         "_last",
         "_left_bytes",
         "_single_events",
         "_sink",
+        "_start",
         "_takes_all",
         "_transport",
         "_waiter",
@@ -84,12 +58,8 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._broken: EngineGone | FramingError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._head_reader = HeadReader()
-        self._head: AnswerHead | None = None
-        self._body: Body | None = None
-        self._early: list[bytes] = []
-        self._early_bytes = 0
-        self._sink: Sink | None = None
+        self._start = AnswerStart()
+        self._sink: BodySink | None = None
         # The sink's write while a piece that is one whole event may go there unfed.
         self._write_event: Callable[[bytes], object] | None = None
         self._single_events = 0
@@ -99,15 +69,14 @@ class EngineConnection(asyncio.Protocol):
         # two is what has passed.
         self._granted_bytes = 0
         self._left_bytes = 0
-        self._is_paused = False
-        self._is_idle = True
-        self._is_doomed = self._takes_all = False
+        self._is_paused = self._is_doomed = self._takes_all = False
 
     def __repr__(self) -> str:
         """What it is doing."""
         if self._broken is not None:
             return f"<EngineConnection broken: {self._broken}>"
-        state = "idle" if self._is_idle else "head" if self._head is None else "body"
+        start = self._start
+        state = "idle" if not start.is_awaited else "head" if start.head is None else "body"
         return f"<EngineConnection {state}{' paused' if self._is_paused else ''}>"
 
     # What the owner calls.
@@ -121,11 +90,8 @@ class EngineConnection(asyncio.Protocol):
             is_bodiless: whether its answer has no body whatever its head says (HEAD).
             may_upgrade: whether its answer may be a 101.
         """
-        assert self._is_idle
-        self._head_reader.begin(is_bodiless=is_bodiless, may_upgrade=may_upgrade)
-        self._is_idle = False
-        self._head = None
-        self._body = None
+        assert not self._start.is_awaited
+        self._start.begin(is_bodiless=is_bodiless, may_upgrade=may_upgrade)
         self._single_events = self._granted_bytes = self._left_bytes = 0
         if self._broken is not None or self._transport is None:
             # It ended between the moment in which it was taken and this one.
@@ -145,9 +111,10 @@ class EngineConnection(asyncio.Protocol):
             EngineGone: the connection ended first.
             FramingError: these are no HTTP answers.
         """
-        while self._head is None:
+        start = self._start
+        while start.head is None:
             await self._wait()
-        return self._head
+        return start.head
 
     def take_over(self) -> tuple[asyncio.Transport, bytes]:
         """The connection itself, and what has come behind the head of a 101.
@@ -159,22 +126,22 @@ class EngineConnection(asyncio.Protocol):
         """
         if self._broken is not None or self._transport is None:
             raise EngineGone("the engine closed the connection")
-        early = b"".join(self._early)
-        self._early.clear()
+        early = self._start.take()
         self._resume()
         transport, self._transport = self._transport, None
         return transport, early
 
     async def read_whole(self) -> bytes:
         """The whole body of an answer; only for answers of a known, small length."""
-        assert self._body is not None
-        while not self._body.has_ended:
+        body = self._start.body
+        assert body is not None
+        while not body.has_ended:
             self._resume()
-            if not self._body.has_ended:
+            if not body.has_ended:
                 await self._wait()
-        return b"".join(self._early)
+        return self._start.take()
 
-    async def pass_body(self, sink: Sink) -> None:
+    async def pass_body(self, sink: BodySink) -> None:
         """Hand the body to `sink` until its end; the engine waits while the sink is full.
 
         Raises:
@@ -182,20 +149,20 @@ class EngineConnection(asyncio.Protocol):
             EngineGone: the connection ended first; everything whole has been handed over.
             FramingError: the engine's framing is wrong; likewise.
         """
-        assert self._body is not None
-        early = b"".join(self._early)
-        self._early.clear()
+        body = self._start.body
+        assert body is not None
+        early = self._start.take()
         sink.begin(early)
         self._sink = sink
         self._last = early
-        self._note_passed(sink, self._body, len(early))
+        self._note_passed(sink, body, len(early))
         while True:
             if self._is_paused:
                 await sink.drain(self._has_hung_up)
                 if sink.writing_paused and self._has_hung_up():
                     self._take_last()
                 self._resume()
-            if self._body.has_ended:
+            if body.has_ended:
                 return
             if not self._is_paused:
                 await self._wait()
@@ -208,7 +175,8 @@ class EngineConnection(asyncio.Protocol):
     @property
     def events_passed(self) -> int:
         """Chunks of the current answer that were handed out."""
-        return self._single_events + (0 if self._body is None else self._body.chunks)
+        body = self._start.body
+        return self._single_events + (0 if body is None else body.chunks)
 
     @property
     def last_passed(self) -> bytes:
@@ -218,25 +186,24 @@ class EngineConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Whether the answer is over and the engine will take another request here."""
+        head, body = self._start.head, self._start.body
         return (
             self._broken is None
             and self._transport is not None
-            and self._head is not None
-            and self._head.keeps_alive
-            and self._body is not None
-            and self._body.has_ended
-            and not self._body.surplus
+            and head is not None
+            and head.keeps_alive
+            and body is not None
+            and body.has_ended
+            and not body.surplus
             and not self._transport.get_write_buffer_size()
         )
 
     def rest(self) -> None:
         """Become idle after an answer; only when `is_reusable`."""
         assert self.is_reusable
-        self._early.clear()
-        self._early_bytes = 0
+        self._start.end()
         self._last = b""
         self._sink = self._write_event = None
-        self._is_idle = True
         self._resume()
 
     @property
@@ -253,7 +220,7 @@ class EngineConnection(asyncio.Protocol):
         """
         if self._broken is not None or self._transport is None:
             return False
-        return engine_socket.is_silent(self._transport)
+        return socket_state.is_silent(self._transport)
 
     def note_death(self) -> None:
         """Nothing of the engine runs any more: take what it has still written, and end there.
@@ -264,10 +231,12 @@ class EngineConnection(asyncio.Protocol):
         self._is_doomed = True
         transport = self._transport
         is_unread = (
-            self._is_unanswered and transport is not None and engine_socket.has_unread(transport)
+            self._start.is_unanswered
+            and transport is not None
+            and socket_state.unread_bytes(transport) > 0
         )
         self._read_rest()
-        if is_unread and self._is_unanswered:
+        if is_unread and self._start.is_unanswered:
             self._break(RequestUnread("the engine died before it had read the request"))
         elif not self._is_paused:
             self._break(EngineGone("the engine died"))
@@ -320,20 +289,15 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._transport = None
-        if says_unread(exc) and self._is_unanswered:
+        if says_unread(exc) and self._start.is_unanswered:
             self._break(RequestUnread("the engine closed before it had read the request"))
         else:
             self._break(EngineGone("the connection to the engine broke"))
 
     # The rest is private.
 
-    @property
-    def _is_unanswered(self) -> bool:
-        """Whether a request is out and not a byte of an answer has come."""
-        return not self._is_idle and self._head is None and not self._head_reader.has_begun
-
     def _has_hung_up(self) -> bool:
-        return self._transport is None or engine_socket.has_hung_up(self._transport)
+        return self._transport is None or socket_state.has_hung_up(self._transport)
 
     def _take_last(self) -> None:
         """Hand out all that the engine wrote before it closed its end, full as the sink may be.
@@ -348,36 +312,43 @@ class EngineConnection(asyncio.Protocol):
     def _read_rest(self) -> None:
         """Read what the connection holds, as far as the client takes it."""
         while self._transport is not None and self._broken is None and not self._is_paused:
-            data = engine_socket.read_now(self._transport)
+            data = socket_state.read_now(self._transport)
             if not data:
                 return
             self.data_received(data)
 
     def _feed(self, data: bytes) -> None:
-        sink, body = self._sink, self._body
-        if sink is None:
-            self._take_early(data)
-            return
-        assert body is not None
         try:
-            block = body.feed(data)
+            if self._sink is None:
+                self._take_early(data)
+            else:
+                self._pass(self._sink, data)
         except FramingError as error:
-            self._fail(error)
-            return
-        self._pass(sink, body, block)
-        if body.has_ended:
+            # Nothing after a wrong byte can be trusted.
+            self._break(error)
+            self.close()
+
+    def _take_early(self, data: bytes) -> None:
+        if self._start.feed(data):
+            if self._start.is_full:
+                self._pause()
             self._wake()
 
-    def _pass(self, sink: Sink, body: Body, block: bytes) -> None:
+    def _pass(self, sink: BodySink, data: bytes) -> None:
+        body = self._start.body
+        assert body is not None
+        block = body.feed(data)
         if block:
             try:
                 sink.write(block)
+                self._last = block
             except RuntimeError:
-                return  # as in data_received
-            self._last = block
+                block = b""  # as in data_received
         self._note_passed(sink, body, len(block))
+        if body.has_ended:
+            self._wake()
 
-    def _note_passed(self, sink: Sink, body: Body, size: int) -> None:
+    def _note_passed(self, sink: BodySink, body: Body, size: int) -> None:
         if size:
             self._left_bytes -= size
             self._look_at_pressure()
@@ -390,26 +361,6 @@ class EngineConnection(asyncio.Protocol):
         if self._sink.writing_paused and not self._is_paused and not self._takes_all:
             self._pause()
             self._wake()
-
-    def _take_early(self, data: bytes) -> None:
-        try:
-            if self._is_idle:
-                raise FramingError("bytes that nobody asked for")
-            if self._head is None:
-                beginning = self._head_reader.feed(data)
-                if beginning is None:
-                    return
-                self._head, self._body, data = beginning
-            if data:
-                block = data if self._body is None else self._body.feed(data)
-                self._early.append(block)
-                self._early_bytes += len(block)
-        except FramingError as error:
-            self._fail(error)
-            return
-        if self._early_bytes > _EARLY_BYTES_MAX:
-            self._pause()
-        self._wake()
 
     async def _wait(self) -> None:
         """Wait for the next wake-up.
@@ -428,11 +379,6 @@ class EngineConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _fail(self, error: FramingError) -> None:
-        """Nothing after a wrong byte can be trusted."""
-        self._break(error)
-        self.close()
 
     def _break(self, error: EngineGone | FramingError) -> None:
         if self._broken is None:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a connection to an engine, and the event loop does not yet."""
+"""What the kernel knows of a connection, and the event loop does not yet."""
 
 import array
 import asyncio
@@ -23,25 +23,24 @@ def _poll(transport: asyncio.Transport, events: int) -> bool:
 
 
 def is_silent(transport: asyncio.Transport) -> bool:
-    """Whether the engine's end is open, and nothing has come from there."""
+    """Whether the other end is open, and nothing has come from there."""
     return not transport.is_closing() and not _poll(transport, select.POLLIN)
 
 
 def has_hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the engine's end is closed; a paused transport is not told."""
+    """Whether the other end is closed; a paused transport is not told."""
     return transport.is_closing() or _poll(transport, 0)
 
 
-def has_unread(transport: asyncio.Transport) -> bool:
-    """Whether bytes of ours are in the connection, on either side, that nobody has read."""
-    if transport.get_write_buffer_size():
-        return True
+def unread_bytes(transport: asyncio.Transport) -> int:
+    """What the other end has not taken yet, in this process and, where it tells, the kernel."""
+    waiting = transport.get_write_buffer_size()
     queued = array.array("i", [0])
     try:
         fcntl.ioctl(_fd(transport), termios.TIOCOUTQ, queued)
     except OSError:
-        return False
-    return queued[0] > 0
+        return waiting
+    return waiting + queued[0]
 
 
 def read_now(transport: asyncio.Transport) -> bytes:
