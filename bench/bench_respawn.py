@@ -32,9 +32,10 @@ from tests.waiting import wait_until
 
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.blas import choose_blas
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models.pool import Pool
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import RestartSettings, SlotSettings
 from mlx_isolate_supervisor.telemetry.status import ModelStatus, SlotEvent, Transition
 
 # What is promised.

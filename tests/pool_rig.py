@@ -17,12 +17,13 @@ import uvloop
 
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.orphans import process_start
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.slots.lease import Lease, Outcome
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import RestartSettings, SlotSettings
 from mlx_isolate_supervisor.telemetry.status import (
     ModelStatus,
     SlotEvent,

@@ -22,12 +22,13 @@ from mlx_isolate_shared import wire
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.child import Exit
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.process import EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.models.projection import PROCESS_BYTES
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.status import SlotEvent
 from tests.fakes.statuses import FACTS
 

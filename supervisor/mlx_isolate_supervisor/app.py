@@ -15,6 +15,7 @@ import uvloop
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.daemon import Daemon
 from mlx_isolate_supervisor.engines.blas import choose_blas
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.orphans import reap_orphans
 from mlx_isolate_supervisor.engines.run_paths import run_directory
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
@@ -24,7 +25,7 @@ from mlx_isolate_supervisor.models.footprints import FootprintBook
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.models.pool_limits import pool_limits
 from mlx_isolate_supervisor.settings.layers import Resolved
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.display import make_display
 from mlx_isolate_supervisor.telemetry.logs import Logs, log_event, start_logging
 from mlx_isolate_supervisor.user_folders import cache_folder, state_folder

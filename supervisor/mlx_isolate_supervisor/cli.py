@@ -18,7 +18,7 @@ from mlx_isolate_supervisor.listening import PortTakenError
 from mlx_isolate_supervisor.version import installed_version
 
 if TYPE_CHECKING:
-    from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
+    from mlx_isolate_supervisor.engines.command import EngineCommand
 
 
 class CommandModule(Protocol):

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from mlx_isolate_supervisor.cli import main
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
+from mlx_isolate_supervisor.engines.command import EngineCommand
 
 ENGINE = EngineCommand(
     argv=(sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py").resolve()))

@@ -15,10 +15,11 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.orphans import reap_orphans
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.models.pool import Pool
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.status import LoadStep, SlotEvent, Transition
 from tests.raw_http import RawClient
 

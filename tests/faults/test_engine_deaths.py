@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from mlx_isolate_shared.errors import CapacityError, EngineError
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings, SlotSettings
+from mlx_isolate_shared.errors import EngineError
+from mlx_isolate_supervisor.engines.command import EngineCommand
+from mlx_isolate_supervisor.slots.slot_settings import RestartSettings, SlotSettings
 from tests.pool_rig import (
     FAKE_COMMAND,
     QUICK_RESTART,

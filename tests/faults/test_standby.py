@@ -13,8 +13,9 @@ import pytest
 
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.orphans import process_start
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.pool_rig import FAKE_COMMAND, QUICK_RESTART, PoolRig, pool_rig, run
 from tests.running_daemon import RunningDaemon, fake_model
 from tests.waiting import wait_for, wait_until

@@ -20,7 +20,7 @@ from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, R
 from mlx_isolate_supervisor.settings.models import DEMO, check_demo, name_models
 
 if TYPE_CHECKING:
-    from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
+    from mlx_isolate_supervisor.engines.command import EngineCommand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from mlx_isolate_supervisor.config import ModelSpec
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
+from mlx_isolate_supervisor.engines.command import EngineCommand
 
 # What an engine has no use for and must not show in its environment.
 _SECRET_VARIABLES = ("MLX_ISOLATE_API_KEY",)

@@ -29,6 +29,7 @@ from mlx_isolate_supervisor.engines.child import (
     open_pipes,
     start_child,
 )
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.death_watch import DeathWatch
 from mlx_isolate_supervisor.engines.hearing import hear
 from mlx_isolate_supervisor.engines.orphans import (
@@ -40,7 +41,6 @@ from mlx_isolate_supervisor.engines.orphans import (
 from mlx_isolate_supervisor.engines.pipes import LineSplitter, PipeReader, PipeWriter
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.harmless import harmless_output
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
 from mlx_isolate_supervisor.telemetry.logs import log_engine_line, log_event
 
 # Lines of output that are kept of an engine; without a bound a chatty one fills the memory.

@@ -6,10 +6,10 @@ from typing import Protocol
 import msgspec
 
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.process import EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.engines.standby import Standbys
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand
 
 
 class EngineSource(Protocol):

@@ -19,6 +19,7 @@ from mlx_isolate_shared.footprint import MemoryKind
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines import memory
 from mlx_isolate_supervisor.engines.child import EngineName, Exit, environment_of
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.process import EngineProcess, ProcessListener
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.engines.standby_plan import (
@@ -29,7 +30,7 @@ from mlx_isolate_supervisor.engines.standby_plan import (
     choose_targets,
 )
 from mlx_isolate_supervisor.slots.restart import Ending, RestartBudget, after_completion, judge
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, RestartSettings
+from mlx_isolate_supervisor.slots.slot_settings import RestartSettings
 from mlx_isolate_supervisor.telemetry.logs import log_event
 from mlx_isolate_supervisor.telemetry.status import StandbyStatus
 

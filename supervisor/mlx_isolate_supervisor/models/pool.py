@@ -9,6 +9,7 @@ from mlx_isolate_shared.errors import CapacityError, ConfigError, RequestError
 from mlx_isolate_shared.wire import ModelFacts
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines import memory
+from mlx_isolate_supervisor.engines.command import EngineCommand
 from mlx_isolate_supervisor.engines.rundir import RunDirectory
 from mlx_isolate_supervisor.engines.spawner import EngineSource, Spawner
 from mlx_isolate_supervisor.engines.standby import SPARE_BYTES, Standbys, Surroundings
@@ -22,7 +23,7 @@ from mlx_isolate_supervisor.models.room import Need
 from mlx_isolate_supervisor.settings.changes import ModelChanges, compare_models
 from mlx_isolate_supervisor.slots.slot import Slot
 from mlx_isolate_supervisor.slots.slot_context import SlotContext
-from mlx_isolate_supervisor.slots.slot_settings import EngineCommand, SlotSettings
+from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from mlx_isolate_supervisor.telemetry.logs import log_event
 from mlx_isolate_supervisor.telemetry.status import (
     GpuStatus,

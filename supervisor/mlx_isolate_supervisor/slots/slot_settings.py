@@ -1,29 +1,8 @@
-"""How a slot spawns its engines, and the limits that it holds itself and them to."""
-
-import sys
+"""The limits that a slot holds itself and its engines to."""
 
 import msgspec
 
 from mlx_isolate_supervisor.config import MemoryPolicy
-
-
-class EngineCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is started; tests put a fake engine here.
-
-    Attributes:
-        argv: what comes before `--id MODEL_ID --incarnation N --spec-fd …`.
-        env: environment for every engine, over the supervisor's own (LD_PRELOAD of a BLAS).
-        nice: how much lower the CPU priority of an engine's work is, so that the supervisor's
-            pages answer while every core is busy; a custom engine takes it as `--nice N`.
-        cache_home: the user's cache folder for converted models, absolute.
-        log_level: the engine's log level.
-    """
-
-    argv: tuple[str, ...] = (sys.executable, "-P", "-m", "mlx_isolate_engine")
-    env: dict[str, str] = {}
-    nice: int = 5
-    cache_home: str = ""
-    log_level: str = "INFO"
 
 
 class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):
