@@ -2,7 +2,7 @@
 
 import json
 
-from tests.integration.relay.rig import Answer
+from tests.integration.relay.client_side import Answer
 
 
 def error_of(answer: Answer) -> dict[str, object]:

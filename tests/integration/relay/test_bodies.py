@@ -6,19 +6,10 @@ import gzip
 import pytest
 
 from mlx_isolate_supervisor.relay.limits import MIB, RelayLimits
+from tests.integration.relay.client_side import Client, post
+from tests.integration.relay.engine_side import END, SSE_HEAD, chunk, event, whole
 from tests.integration.relay.errors_and_bodies import error_of, of_size
-from tests.integration.relay.rig import (
-    END,
-    SSE_HEAD,
-    Client,
-    chunk,
-    event,
-    make_rig,
-    post,
-    run,
-    soon,
-    whole,
-)
+from tests.integration.relay.rig import make_rig, run, soon
 
 CHAT = "/v1/chat/completions"
 

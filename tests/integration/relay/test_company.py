@@ -6,18 +6,9 @@ import pytest
 
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.relay.limits import RelayLimits
-from tests.integration.relay.rig import (
-    END,
-    SSE_HEAD,
-    Client,
-    Rig,
-    event,
-    make_rig,
-    post,
-    run,
-    soon,
-    whole,
-)
+from tests.integration.relay.client_side import Client, post
+from tests.integration.relay.engine_side import END, SSE_HEAD, event, whole
+from tests.integration.relay.rig import Rig, make_rig, run, soon
 
 QUICK = RelayLimits(loading_look_s=0.05, loading_silence_s=0.2)
 STREAM = b'{"stream":true}'

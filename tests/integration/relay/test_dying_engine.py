@@ -12,16 +12,9 @@ import pytest
 from mlx_isolate_supervisor.relay.engine_gone import RequestUnread
 from mlx_isolate_supervisor.relay.limits import CONNECT_TRIES_MAX
 from mlx_isolate_supervisor.relay.upstream import EngineConnection
-from tests.integration.relay.rig import (
-    Client,
-    Rig,
-    ScriptedEngine,
-    event,
-    make_rig,
-    run,
-    soon,
-    whole,
-)
+from tests.integration.relay.client_side import Client
+from tests.integration.relay.engine_side import ScriptedEngine, event, whole
+from tests.integration.relay.rig import Rig, make_rig, run, soon
 from tests.waiting import wait_until
 
 linux_only = pytest.mark.skipif(

@@ -5,18 +5,10 @@ from aiohttp import web
 
 from mlx_isolate_shared.errors import CapacityError, RequestError
 from mlx_isolate_supervisor.relay.limits import RelayLimits
+from tests.integration.relay.client_side import Answer, Client, post
+from tests.integration.relay.engine_side import END, SSE_HEAD, event, whole
 from tests.integration.relay.errors_and_bodies import error_of
-from tests.integration.relay.rig import (
-    END,
-    SSE_HEAD,
-    Answer,
-    Client,
-    event,
-    make_rig,
-    post,
-    run,
-    whole,
-)
+from tests.integration.relay.rig import make_rig, run
 
 CHAT = "/v1/chat/completions"
 

@@ -5,7 +5,8 @@ import pytest
 from mlx_isolate_shared.anthropic_error import anthropic_event
 from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
 from mlx_isolate_supervisor.relay.last_event import EndError, error_at_end
-from tests.integration.relay.rig import END, Rig, chunk, event, make_rig, run, soon
+from tests.integration.relay.engine_side import END, chunk, event
+from tests.integration.relay.rig import Rig, make_rig, run, soon
 
 STOPPING = EngineError("The engine was stopped.", status=503, code="engine_stopping")
 STALLED = EngineError("The client stopped reading.", status=504, code="client_stalled")

@@ -4,14 +4,10 @@ import json
 
 import pytest
 
+from tests.integration.relay.client_side import post
+from tests.integration.relay.engine_side import whole
 from tests.integration.relay.errors_and_bodies import error_of, of_size
-from tests.integration.relay.rig import (
-    make_rig,
-    post,
-    run,
-    soon,
-    whole,
-)
+from tests.integration.relay.rig import make_rig, run, soon
 
 CHAT = "/v1/chat/completions"
 

@@ -7,17 +7,9 @@ import random
 import pytest
 
 from mlx_isolate_supervisor.relay.limits import ANSWER_WHOLE_BYTES_MAX
-from tests.integration.relay.rig import (
-    END,
-    JSON_HEAD,
-    SSE_HEAD,
-    chunk,
-    event,
-    make_rig,
-    post,
-    run,
-    whole,
-)
+from tests.integration.relay.client_side import post
+from tests.integration.relay.engine_side import END, JSON_HEAD, SSE_HEAD, chunk, event, whole
+from tests.integration.relay.rig import make_rig, run
 
 
 def test_a_body_reaches_the_engine_byte_for_byte() -> None:

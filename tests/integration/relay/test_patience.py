@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.relay.rig import END, event, make_rig, whole
+from tests.integration.relay.engine_side import END, event, whole
+from tests.integration.relay.rig import make_rig
 
 HOURS_S = 6 * 3600.0
 

@@ -8,18 +8,9 @@ import pytest
 from aiohttp import web
 
 from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S, MIB, RelayLimits
-from tests.integration.relay.rig import (
-    END,
-    JSON_HEAD,
-    SSE_HEAD,
-    Client,
-    EngineSide,
-    Rig,
-    event,
-    make_rig,
-    run,
-    soon,
-)
+from tests.integration.relay.client_side import Client
+from tests.integration.relay.engine_side import END, JSON_HEAD, SSE_HEAD, EngineSide, event
+from tests.integration.relay.rig import Rig, make_rig, run, soon
 from tests.waiting import wait_until
 
 STALLED = 20

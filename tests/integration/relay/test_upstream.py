@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from tests.integration.relay.rig import END, JSON_HEAD, SSE_HEAD, event, make_rig, run, soon, whole
+from tests.integration.relay.engine_side import END, JSON_HEAD, SSE_HEAD, event, whole
+from tests.integration.relay.rig import make_rig, run, soon
 from tests.waiting import wait_until
 
 

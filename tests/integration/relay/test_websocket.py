@@ -10,7 +10,9 @@ from mlx_isolate_shared.errors import EngineError
 from mlx_isolate_supervisor.relay.limits import MIB, RelayLimits
 from mlx_isolate_supervisor.relay.tunnel import CLOSING_S
 from tests.fakes.fake_websocket import BINARY, CLOSE, TEXT, frame, read_frame
-from tests.integration.relay.rig import Client, EngineSide, Rig, make_rig, run, soon, whole
+from tests.integration.relay.client_side import Client
+from tests.integration.relay.engine_side import EngineSide, whole
+from tests.integration.relay.rig import Rig, make_rig, run, soon
 from tests.waiting import wait_until
 
 ASK = (
