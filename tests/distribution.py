@@ -9,8 +9,13 @@ SHARED = {
         (f"tests/e2e/test_{name}.py" for name in ("abuse", "openai_client", "oracle", "together")),
         "one daemon",
     ),
-    "tests/e2e/ui/test_ui.py": "one browser",
-    "tests/e2e/ui/test_ui_real_engine.py": "one browser",
+    **dict.fromkeys(
+        (
+            f"tests/e2e/ui/test_ui{name}.py"
+            for name in ("", "_changes", "_chat", "_live", "_looks", "_real_engine")
+        ),
+        "one browser",
+    ),
 }
 # What keeps a worker longest, so that none of it begins while the other worker has nothing left
 # to do. It decides the order and nothing else.

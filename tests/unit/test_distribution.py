@@ -13,6 +13,11 @@ def test_the_files_that_are_named_exist() -> None:
     assert set(SHARED.values()) <= set(LONGEST)
 
 
+def test_every_test_of_the_page_shares_the_browser() -> None:
+    files = [str(file.relative_to(ROOT)) for file in (ROOT / "tests/e2e/ui").glob("test_*.py")]
+    assert {scope_of(file) for file in files} == {"one browser"}
+
+
 def test_files_that_share_run_as_one_and_others_alone() -> None:
     assert scope_of("tests/e2e/test_abuse.py::test_a[1::2]") == scope_of(
         "tests/e2e/test_oracle.py::b"

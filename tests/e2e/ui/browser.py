@@ -38,6 +38,8 @@ FLAGS = (
 )
 WIDE = (1440, 900)
 NARROW = (390, 844)
+# What the page shows of the model `demo`.
+DEMO = '#models tbody[data-model="demo"]'
 # Where screenshots go; a person who wants to see them names a folder.
 ARTIFACTS = "MLX_ISOLATE_ARTIFACTS"
 
@@ -167,6 +169,11 @@ class Browser:
             return None
 
         self.wait(found, f"a button {name}").click()
+
+    def confirm(self) -> None:
+        """Say yes to the dialog that comes."""
+        self.wait(lambda: self.one("#dialog").is_displayed(), "the dialog")
+        self.one("#dialog-ok").click()
 
     def console(self) -> list[str]:
         """Console messages since the last call, those of a lost connection left out."""

@@ -58,9 +58,19 @@ def start_daemon(tmp_path: Path) -> Iterator[Daemons]:
     daemons.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    """One daemon for the tests of a module; each leaves it with its models loadable."""
+    """One daemon for all tests of the page; each leaves it with its models loadable."""
     daemons = Daemons(tmp_path_factory.mktemp("shared"))
     yield daemons()
     daemons.stop()
+
+
+@pytest.fixture
+def page(browser: "Browser", shared_daemon: RunningDaemon) -> RunningDaemon:
+    """A daemon whose page is open and connected, with both models ready."""
+    for model in ("demo", "second"):
+        assert shared_daemon.ask("POST", "/models/load", {"model": model}).status == 200
+    browser.open(shared_daemon.url)
+    browser.wait_live()
+    return shared_daemon
