@@ -30,6 +30,7 @@ LONGEST = (
     "tests/integration/test_cache_restart.py",
     "tests/faults/test_standby.py",
     "tests/faults/test_engine_deaths.py",
+    "tests/faults/test_crash_loops.py",
     "tests/faults/test_engine_misbehaves.py",
     "tests/integration/test_daemon_stop.py",
     "tests/faults/test_daemon_killed.py",
