@@ -14,12 +14,10 @@ far as the system allows).
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 from mlx_lm.utils import load_model
 from tests.material.models import FULL, ModelSpec, build_model
 
+from bench.machine import machine
 from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
@@ -271,8 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokens = arguments.tokens or (3000 if arguments.real or arguments.model else 600)
     spec = arguments.model or (REAL if arguments.real else SMALL)
     results = run(spec, tokens, arguments.runs)
-    results["machine"] = f"{platform.machine()}, {os.cpu_count()} CPUs, {mx.default_device()}"
-    results["versions"] = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    results |= machine("mlx", "mlx-lm") | {"device": str(mx.default_device())}
     if arguments.json:
         print(json.dumps(results))
         return

@@ -4,8 +4,8 @@ Two engines in turn, as processes of their own, with and without `--ssd-cache-di
 chats in pairs whose order alternates, so that a drift of the machine meets both. Each engine's own
 timings (`predicted_per_second`) are compared pair by pair. A third chat of each round runs on the
 engine with the tier while somebody waits for a flush, and is compared with that engine's other one.
-Between two chats of one engine lies the
-other's, so that its writes happen while it is idle, as they would.
+Between two chats of one engine lies the other's, so that its writes happen while it is idle, as
+they would.
 
 Run `python -m bench.bench_cache_overhead` (`--pairs N`, `--model FOLDER`). Does not measure: the
 one evaluation at the end of a completion (bench_cache prints it as put_s), other disks, GPUs.
@@ -14,12 +14,9 @@ one evaluation at the end of a completion (bench_cache prints it as put_s), othe
 import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from tests.engine_process import REAL, EngineProcess
 from tests.material.models import FULL, SLOW, ModelSpec, build_model
 from tests.raw_http import ask
 
+from bench.machine import machine
 from bench.paired import compare
 from mlx_isolate_shared.config import EngineSettings
 
@@ -105,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     results = run(arguments.model or SLOW, arguments.pairs, arguments.tokens)
-    results["machine"] = f"{platform.machine()}, {os.cpu_count()} CPUs"
-    results["versions"] = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    results |= machine("mlx", "mlx-lm")
     if arguments.json:
         print(json.dumps(results))
         return

@@ -13,16 +13,15 @@ for 16 KiB or more a file), data (it is never read at a start; here files are sp
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bench.bench_cache import IDENTITY
+from bench.machine import machine
 from mlx_isolate_engine.cache.kv_check import read_header
 from mlx_isolate_engine.cache.kv_file import EntryFacts, encode_header, lay_out
 from mlx_isolate_engine.cache.ssd_store import SsdStore
@@ -133,11 +132,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     results = [run(count, arguments.tokens, arguments.runs) for count in arguments.files]
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, mlx-lm {version('mlx-lm')}"
+    facts = machine("mlx-lm")
     if arguments.json:
-        print(json.dumps({"machine": machine, "tokens": arguments.tokens, "results": results}))
+        print(json.dumps({"machine": facts, "tokens": arguments.tokens, "results": results}))
         return
-    print(f"{machine}; {arguments.tokens} tokens a file; median of {arguments.runs}")
+    print("; ".join(f"{name} {value}" for name, value in facts.items()))
+    print(f"{arguments.tokens} tokens a file; median of {arguments.runs}")
     names = list(results[0])
     print("  ".join(f"{name:>20}" for name in names))
     for each in results:

@@ -13,14 +13,12 @@ seconds that takes.
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from tests.material.models import FULL, build_model
 from tests.raw_http import ask
 from tests.waiting import wait_until
 
+from bench.machine import machine
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.blas import choose_blas
 from mlx_isolate_supervisor.engines.command import EngineCommand
@@ -161,10 +160,7 @@ def run(kills: int, model: Path | None = None) -> dict[str, Any]:
     # What a load takes by itself is what is left of it when all else was done ahead.
     bare_s = statistics.median(kill.bare_load_s for kill in taken["standby"])
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "uvloop")}
-        | {"python": platform.python_version()},
-        "load_average": os.getloadavg()[0],
+        "machine": machine("mlx", "mlx-lm", "uvloop"),
         "model": str(model) if model else "tiny llama, random weights",
         "kills": kills,
         "bare_load_s": bare_s,
@@ -185,7 +181,7 @@ def summary(rows: list[Kill], bare_s: float) -> dict[str, dict[str, float]]:
 def lines(report: dict[str, Any]) -> list[str]:
     """The table for a person."""
     shown = [
-        f"{report['machine']}, load {report['load_average']:.1f}, {report['versions']}",
+        "; ".join(f"{name} {value}" for name, value in report["machine"].items()),
         f"{report['model']}, {report['kills']} kills each, seconds p50 (max)",
         f"{'':12} " + " ".join(f"{column:>15}" for column in COLUMNS),
     ]

@@ -8,7 +8,6 @@ loading is not measured, and neither is the first start after a boot (cold files
 import argparse
 import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -17,13 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 from tests.free_port import free_port
 
+from bench.machine import machine
 from mlx_isolate_supervisor.engines.memory import footprint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,9 +102,7 @@ def run(starts: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "versions": {name: version(name) for name in ("aiohttp", "uvloop")}
-        | {"python": platform.python_version()},
+        "machine": machine("aiohttp", "uvloop"),
         "starts": starts,
         "results": {name: summary(rounds) for name, rounds in taken.items()},
     }
@@ -124,7 +121,10 @@ def summary(rounds: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def lines(report: dict[str, Any]) -> list[str]:
     """The table for a person."""
-    shown = [f"{report['machine']}, {report['versions']}, {report['starts']} starts each"]
+    shown = [
+        "; ".join(f"{name} {value}" for name, value in report["machine"].items()),
+        f"{report['starts']} starts each",
+    ]
     for name, figures in report["results"].items():
         shown.append(
             f"{name:13} first answer p50 {figures['answer_s']['p50']:.3f} s "

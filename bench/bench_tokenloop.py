@@ -13,7 +13,6 @@ CPU time is given beside the clock, since it holds on a machine that others use 
 import argparse
 import asyncio
 import json
-import platform
 import queue
 import statistics
 import tempfile
@@ -21,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from mlx_lm.generate import BatchGenerator
 from tests.integration.generation_rig import load_tiny
 from tests.material.models import ModelSpec, build_model
 
+from bench.machine import machine
 from mlx_isolate_engine.completion.events import ContentDelta, Event
 from mlx_isolate_engine.completion.request import CompletionRequest, TokensPrompt
 from mlx_isolate_engine.completion.service import ModelCompletionService
@@ -206,8 +205,8 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     size = SMALL if options.small else REAL
-    print(f"{platform.machine()}, Python {platform.python_version()}, mlx {version('mlx')}, "
-          f"mlx-lm {version('mlx-lm')}; {asdict(size)}")  # fmt: skip
+    print("; ".join(f"{name} {value}" for name, value in machine("mlx", "mlx-lm").items()))
+    print(asdict(size))
     with tempfile.TemporaryDirectory() as home:
         spec = ModelSpec(kind="full", hidden=size.hidden, layers=size.layers)
         folder = options.model or build_model(Path(home) / "m", spec)

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 START_DEADLINE_S = 60.0
@@ -71,13 +72,6 @@ backend engine
 def find_program(name: str) -> str | None:
     """The program, also where only root's path has it."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Rival:

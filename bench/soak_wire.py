@@ -111,9 +111,8 @@ def _hear_chat(heard: Heard, message: dict[str, Any]) -> None:
         heard.arguments += call["function"].get("arguments") or ""
 
 
-# Nonsense: what is sent, and the statuses that may answer it (0 = the connection ends).
 def malformed(variant: int, model: str) -> tuple[bytes, tuple[int, ...]]:
-    """One broken request, raw, and which statuses are right for it."""
+    """One broken request, raw, and which statuses may answer it (0 = the connection ends)."""
     good = [{"role": "user", "content": "hi"}]
     bodies: list[tuple[Any, tuple[int, ...]]] = [
         (b"{", (400,)),
