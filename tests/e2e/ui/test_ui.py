@@ -41,7 +41,9 @@ def test_model_says_what_it_waits_for_and_the_head_what_is_reserved(
         "what is reserved",
     )
     assert re.search(r"MB of \S+ [MG]B", browser.text(DEMO))
+    # No real status comes in between.
     browser.script(
+        "mlxIsolate.live.refresh = () => {};"
         "const status = structuredClone(mlxIsolate.live.status);"
         "Object.assign(status.models[0], {state: 'stopped', waits_for: 'until second is idle'});"
         "mlxIsolate.live.dispatchEvent(new CustomEvent('status', {detail: status}))"
