@@ -267,7 +267,9 @@ def test_a_close_that_runs_out_of_time_says_what_is_lost(
 
 def test_long_idleness_gives_ram_back(build: Build, tier: FakeColdTier) -> None:
     cache = build(write_behind=False, demote_idle_s=0.05)
+    cache.set_idle(False)  # else a slow machine has been idle for so long before anything is there
     tokens = put(cache)
+    cache.set_idle(True)
     wait_for(lambda: cache.figures().ram_entries == 0, 10)
     assert len(tier.entries) == 1
     assert cache.take([*tokens, 1], "n")[1] == len(tokens)
@@ -304,7 +306,9 @@ def test_what_cannot_be_written_stays_in_ram_through_idleness(
 ) -> None:
     cache = build(write_behind=False, demote_idle_s=0.01)
     tier.error = OSError(errno.ENOSPC, "No space left on device")
+    cache.set_idle(False)
     put(cache)
+    cache.set_idle(True)
     wait_for(lambda: tier.attempts > 0, 10)
     assert cache.figures().ram_entries == 1
 
