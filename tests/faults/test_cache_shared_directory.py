@@ -135,6 +135,24 @@ def test_a_folder_that_another_engine_removes_before_the_write_is_made_again(
     assert finds(other, TOKENS[:6])
 
 
+def test_a_file_that_somebody_removes_while_it_is_written_is_written_again(tmp_path: Path) -> None:
+    """In another container the writer's process cannot be seen, so its file seems left behind."""
+    store = open_store(tmp_path)
+    left = 2
+
+    def gate() -> None:
+        nonlocal left
+        unfinished = list(tmp_path.rglob("*.tmp"))
+        if left and unfinished:
+            left -= 1
+            unfinished[0].unlink()
+
+    store.store(entry_of(TOKENS[:6]), gate)
+    assert left == 0
+    assert finds(store, TOKENS[:6]) and finds(open_store(tmp_path), TOKENS[:6])
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_engines_at_one_directory_lose_nothing_and_answer_nothing_wrong(tmp_path: Path) -> None:
     """Three stores, six threads, entries that replace, supersede and look for each other."""
     stores = [open_store(tmp_path) for _ in range(3)]

@@ -36,7 +36,7 @@ TOUCH_INTERVAL_S = 60.0
 # Headers that one look at a folder reads at most: a folder filled by somebody else meanwhile must
 # not hold up those who generate. The next looks read the rest.
 LOOK_FILES_MAX = 64
-# How often a write makes its folder anew that somebody else has just removed.
+# How often a write begins again whose folder or unfinished file somebody else has just removed.
 FOLDER_TRIES_MAX = 3
 # A folder changed within the clock's grain could change again unseen.
 CLOCK_GRAIN_NS = 50_000_000
@@ -225,7 +225,7 @@ class SsdStore:
         return kept.path
 
     def _write(self, facts: EntryFacts, flat: Flat, gate: Callable[[], None]) -> Path:
-        """Write a file; anybody who evicts may remove the folder while it is still empty."""
+        """Write a file; others may remove the folder while it is empty, or clear the file away."""
         for tries_left in reversed(range(FOLDER_TRIES_MAX)):
             try:
                 folder = self.directory.make_folder(facts.fingerprint, facts.namespace)
