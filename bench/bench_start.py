@@ -121,10 +121,8 @@ def summary(rounds: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def lines(report: dict[str, Any]) -> list[str]:
     """The table for a person."""
-    shown = [
-        "; ".join(f"{name} {value}" for name, value in report["machine"].items()),
-        f"{report['starts']} starts each",
-    ]
+    facts = "; ".join(f"{name} {value}" for name, value in report["machine"].items())
+    shown = [f"{facts}; {report['starts']} starts each"]
     for name, figures in report["results"].items():
         shown.append(
             f"{name:13} first answer p50 {figures['answer_s']['p50']:.3f} s "
