@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.completion.events import ContentDelta, Event
+from mlx_isolate_engine.generation.admission import Room
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.lane import LaneParts
@@ -144,6 +145,7 @@ class SimulatedLane:
         speed: of the device.
         rehearsed: whether every shape has been run before, as on a GPU; a number = the seconds given.
         cached: whether prompts are kept in a cache of their own; without it nothing is.
+        room: memory for rows; None = not limited.
         settings: the engine's, where they differ from the defaults.
     """
 
@@ -154,6 +156,7 @@ class SimulatedLane:
         *,
         rehearsed: bool | float = False,
         cached: bool = False,
+        room: Room | None = None,
         **settings: Any,
     ) -> None:
         tokenizer = load_tiny(build_model(folder / "model", ModelSpec(kind="full"))).tokenizer
@@ -176,7 +179,7 @@ class SimulatedLane:
             deliveries=self._deliveries,
             clock=self.clock,
         )
-        self.lane = ContinuousLane(parts, None)
+        self.lane = ContinuousLane(parts, room)
         if rehearsed:
             self.lane.rehearse(1 << 20, REHEARSAL_S if rehearsed is True else rehearsed)
         self.rehearsal = list(self.model.passes)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_isolate_engine.generation import layerwise
+from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Room
 from mlx_isolate_engine.generation.entrance import COALESCE_S
 from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
@@ -161,6 +162,40 @@ def test_first_tokens_do_not_wait_for_ever_longer_prompts_nor_these_for_ever(
         lane.step()
     assert long.first_token_s < 1.5
     assert max(each.first_token_s for each in chats if each.texts) < 0.1
+
+
+def test_a_prompt_that_needs_the_room_of_others_does_not_wait_for_ever(tmp_path: Path) -> None:
+    slow = Speed(tokens_per_s=100_000, pass_s=0.1)
+    lane = SimulatedLane(tmp_path, slow, rehearsed=True, room=Room(tokens=4096))
+    chats, long = [lane.ask(2, 50), lane.ask(2, 100)], lane.ask(3000)
+    for _ in range(8):
+        lane.finish(chats[-2])
+        if long.texts:
+            break
+        chats.append(lane.ask(2, 100))
+    assert long.first_token_s < AGED_AFTER_S + 11
+
+
+def test_rows_whose_readers_come_back_wait_for_room_before_anybody_new(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, room=Room(tokens=4096))
+    first = [lane.ask(1500) for _ in range(2)]
+    while not all(one.texts for one in first):
+        lane.step()
+    for one in first:
+        one.ticket.outbox.written = 1 << 30
+    lane.step()
+    assert all(one.ticket.is_parked for one in first)
+    second = [lane.ask(1500, 50), lane.ask(1500, 20)]
+    while not all(one.texts for one in second):
+        lane.step()
+    for one in first:
+        one.ticket.outbox.written = 0
+        lane.lane.resume(one.ticket)
+    last = lane.ask(1500)
+    lane.finish(*first)
+    assert max(each.rows for each in lane.model.passes) == 2
+    assert not last.texts
+    lane.finish(*second, last)
 
 
 @pytest.mark.case("29")

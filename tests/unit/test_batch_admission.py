@@ -3,8 +3,11 @@
 from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Batch, Room, Waiter, choose
 
 
-def waiter(tokens: int, since: float = 0.0, length: int | None = None) -> Waiter:
-    return Waiter(tokens=tokens, length=tokens if length is None else length, since=since)
+def waiter(
+    tokens: int, since: float = 0.0, length: int | None = None, max_tokens: int = 100
+) -> Waiter:
+    whole = tokens if length is None else length
+    return Waiter(tokens=tokens, length=whole, since=since, max_tokens=max_tokens)
 
 
 def batch(
@@ -15,6 +18,7 @@ def batch(
     room: Room | None = None,
     rows_max: int = 32,
     step_size: int = 2048,
+    tokens_left: int = 0,
 ) -> Batch:
     return Batch(
         prefilling=prefilling,
@@ -24,6 +28,7 @@ def batch(
         prompts_max=8,
         allowance=allowance,
         step_size=step_size,
+        tokens_left=tokens_left,
         room=room,
     )
 
@@ -89,3 +94,10 @@ def test_what_a_row_takes_however_long_it_is_counts_for_the_rows_that_are_there(
 def test_a_prompt_larger_than_the_memory_runs_alone() -> None:
     assert choose([waiter(50_000)], batch(room=Room(tokens=100)), now=0.0) == [0]
     assert choose([waiter(50_000)], batch(decoding=1, room=Room(tokens=100)), now=0.0) == []
+
+
+def test_nobody_who_may_outlast_the_batch_goes_before_a_prompt_that_waits_for_its_room() -> None:
+    full = batch(decoding=3, longest=500, room=Room(tokens=12_000), tokens_left=200)
+    waiting = [waiter(9_000), waiter(5, since=9.0), waiter(5, since=9.0, max_tokens=101)]
+    assert choose(waiting, full, now=AGED_AFTER_S - 1) == [1, 2]
+    assert choose(waiting, full, now=AGED_AFTER_S) == [1]

@@ -20,11 +20,19 @@ CAPACITY_STEP = 256
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiting prompt: tokens still to run, its whole length, and when it came."""
+    """A waiting prompt.
+
+    Attributes:
+        tokens: still to run.
+        length: all of them.
+        since: when it came, in seconds.
+        max_tokens: that may be generated.
+    """
 
     tokens: int
     length: int
     since: float
+    max_tokens: int
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +53,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prefilling: tokens still to run, for each prompt in the batch.
         decoding: rows that generate.
+        tokens_left: that the row which may generate most may still generate.
         longest: tokens in the longest row, cached ones included.
         rows_max: rows in all.
         prompts_max: short prompts at once, and long prompts at once.
@@ -55,6 +64,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     prefilling: Sequence[int]
     decoding: int
+    tokens_left: int
     longest: int
     rows_max: int
     prompts_max: int
@@ -68,6 +78,10 @@ def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
 
     Long prompts run side by side only if one step runs a whole piece of each: cut smaller, all of
     them would finish as late as the last one.
+
+    Who has waited long and needs the room of rows that run gets it when these have ended. Until
+    then nobody joins who may generate more than half of what they may, or the last of them would
+    always have company. (All who do fit would wait for nothing behind a strict order of arrival.)
     """
     short_tokens = max(SHORT_TOKENS, batch.allowance // SHORT_SHARE)
     rows = len(batch.prefilling) + batch.decoding
@@ -77,6 +91,7 @@ def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
     shorts = len(batch.prefilling) - longs
 
     chosen: list[int] = []
+    is_held = False
     for position in _order(waiting, now, short_tokens):
         waiter = waiting[position]
         is_short = waiter.tokens <= short_tokens
@@ -88,7 +103,10 @@ def choose(waiting: Sequence[Waiter], batch: Batch, now: float) -> list[int]:
         if not is_short and longs and piece * (longs + 1) > batch.allowance:
             continue
         grown = max(longest, waiter.length + GENERATION_HEADROOM)
-        if rows and not _fits(rows + 1, grown, batch.room):
+        if rows and not fits(rows + 1, grown, batch.room):
+            is_held = is_held or now - waiter.since >= AGED_AFTER_S
+            continue
+        if is_held and waiter.max_tokens * 2 > batch.tokens_left:
             continue
         chosen.append(position)
         rows, longest = rows + 1, grown
@@ -113,6 +131,7 @@ def _order(waiting: Sequence[Waiter], now: float, short_tokens: int) -> list[int
     return sorted(range(len(waiting)), key=rank)
 
 
-def _fits(rows: int, longest: int, room: Room | None) -> bool:
+def fits(rows: int, longest: int, room: Room | None) -> bool:
+    """Whether there is memory for so many rows, the longest of which has so many tokens."""
     capacity = -(-longest // CAPACITY_STEP) * CAPACITY_STEP
     return room is None or rows * (capacity + room.row_tokens) <= room.tokens

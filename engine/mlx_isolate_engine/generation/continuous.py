@@ -204,16 +204,16 @@ class ContinuousLane:
         if self._adapters is not None and not self._is_turn_on(self._adapters):
             return
         entrance, parking = self._entrance, self._parking
-        running = len(self._prefilling) + len(self._decoding) + len(entrance.restoring)
+        prefilling, decoding = self._prefilling.values(), self._decoding.values()
         for parked in [each for each in parking.resuming if self._is_mounted(each.row)]:
-            if running >= self._rows_max:
-                break
+            if not entrance.takes_back(parked.row, prefilling, decoding):
+                return  # nobody goes before it
             parking.resuming.remove(parked)
             self._insert_parked(parked)
-            running += 1
+        running = len(prefilling) + len(decoding) + len(entrance.restoring)
         if not entrance.waiting or running >= self._rows_max or entrance.company_due_s() > 0:
             return
-        entrance.let_in(self._prefilling.values(), self._decoding.values(), self._turns.mounted)
+        entrance.let_in(prefilling, decoding, self._turns.mounted)
 
     # -- whose adapter is mounted
 

@@ -111,17 +111,27 @@ class Entrance:
             self._counters.active += 1
             self.restoring.append((row, self._find(row)))
 
+    def takes_back(self, row: Row, prefilling: Collection[Row], decoding: Collection[Row]) -> bool:
+        """Whether a row that was taken out of the batch may join it again now."""
+        running = [*prefilling, *decoding, *(row for row, _ in self.restoring)]
+        longest = max((each.length for each in running), default=0)
+        return not running or (
+            len(running) < self._rows_max
+            and admission.fits(len(running) + 1, max(longest, row.length), self._room)
+        )
+
     def _choose(
         self, prefilling: Collection[Row], decoding: Collection[Row], adapter: str | None
     ) -> list[Row]:
         """Take the rows that join now from those that wait."""
         running = [*prefilling, *(row for row, _ in self.restoring)]
-        lengths = (row.length for row in (*running, *decoding))
+        there = [*running, *decoding]
         lefts = [row.prompt_left for row in running if row.prompt_left > 1]
         batch = admission.Batch(
             prefilling=lefts,
             decoding=len(decoding) + len(running) - len(lefts),
-            longest=max(lengths, default=0),
+            tokens_left=max((row.plan.max_tokens - row.generated for row in there), default=0),
+            longest=max((row.length for row in there), default=0),
             rows_max=self._rows_max,
             prompts_max=self._prompts_max,
             allowance=self._pace.allowance(is_quiet=not decoding),
@@ -135,6 +145,7 @@ class Entrance:
                 tokens=1 if self._shared.has(row) else row.prompt_left - self._reuse.expect(row),
                 length=row.length,
                 since=row.submitted_at,
+                max_tokens=row.plan.max_tokens,
             )
             for row in candidates
         ]
