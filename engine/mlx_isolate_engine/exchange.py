@@ -24,6 +24,8 @@ log = logging.getLogger("engine.exchange")
 
 # What a client that is told of a failure may take to read it; one that has stalled never does.
 _LAST_WORDS_S = 1.0
+# What of the request is not held though it is answered.
+WARNING_HEADER = "x-mlx-isolate-warning"
 _Run = Callable[[int, PreparedCompletion], Awaitable[None]]
 
 
@@ -64,6 +66,8 @@ class Exchange:
         try:
             for completion in self._wire.completions:
                 prepared.append(await service.prepare(completion))
+            if notices := {notice for each in prepared for notice in each.notices}:
+                self._headers[WARNING_HEADER] = " ".join(sorted(notices))
             if self._wire.stream:
                 return await self._stream(prepared)
             return await self._collect(prepared)

@@ -107,6 +107,7 @@ class PageCompletion:
     """One scripted answer, at the pace of the made-up model."""
 
     prompt_tokens = PROMPT_TOKENS
+    notices: tuple[str, ...] = ()
 
     def __init__(self, runtime: "PageRuntime", prompt: ChatPrompt) -> None:
         self._runtime = runtime

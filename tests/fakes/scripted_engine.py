@@ -38,6 +38,7 @@ class EndlessCompletion:
     """Counts tokens until it is cancelled."""
 
     prompt_tokens = 7
+    notices: tuple[str, ...] = ()
 
     def __init__(self, runtime: "ScriptedRuntime", word: str) -> None:
         self._runtime = runtime

@@ -86,7 +86,9 @@ class ScriptedService:
         *,
         refusal: HttpError | None = None,
         stall_s: float | None = None,
+        notices: tuple[str, ...] = (),
     ) -> None:
+        self.notices = notices
         self._steps = list(steps)
         self._ending = ending or summary()
         self._refusal = refusal
@@ -121,6 +123,10 @@ class ScriptedCompletion:
     @property
     def prompt_tokens(self) -> int:
         return self._ending.prompt_tokens
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return self._service.notices
 
     async def execute(self, sink: Sink) -> CompletionSummary:
         self._service.running.set()

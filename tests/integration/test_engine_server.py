@@ -461,3 +461,12 @@ def test_stream_that_fails_is_not_kept() -> None:
         assert (await ask(served.path, path, method="GET")).status == 404
 
     run(scenario, [*content("a"), EngineError("Failed.", status=500, code="row_failed")])
+
+
+@pytest.mark.parametrize("body", [HELLO, STREAM], ids=["whole", "streamed"])
+def test_what_is_not_held_is_told_in_a_header(body: dict[str, Any]) -> None:
+    async def scenario(served: Served) -> None:
+        response = await served.chat({**body, "n": 2})
+        assert response.headers["x-mlx-isolate-warning"] == "not held."
+
+    run(scenario, content("a"), notices=("not held.",))

@@ -18,6 +18,7 @@ class Saying:
     """A service, and all of its completions, that tells the same events each time."""
 
     prompt_tokens = 1
+    notices: tuple[str, ...] = ()
 
     def __init__(self, *events: Event) -> None:
         self._events = events

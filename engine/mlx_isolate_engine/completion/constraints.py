@@ -1,18 +1,19 @@
-"""From a response format or a forced tool choice to a compiled grammar, cached; blocking.
+"""From a format, a forced call or strict tools to a compiled grammar, cached; blocking.
 
 Grammars are llguidance's. What it cannot compile is refused before anything runs.
 """
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
-from mlx_isolate_engine.completion.grammar_vocabulary import grammar_vocabulary
 from mlx_isolate_engine.completion.grammars import (
     Marker,
+    begun_call,
     forced_call,
     json_answer,
     json_answer_or_calls,
@@ -22,9 +23,9 @@ from mlx_isolate_engine.completion.request import (
     CompletionRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
-    ToolChoice,
 )
-from mlx_isolate_engine.generation.plan import Constraint
+from mlx_isolate_engine.generation.plan import CallConstraint, Constraint
+from mlx_isolate_engine.generation.vocabulary import Vocabulary
 from mlx_isolate_shared.errors import RequestError
 
 # Compiled grammars kept; without a limit every new schema would stay for ever.
@@ -35,75 +36,118 @@ GRAMMAR_BYTES_MAX = 256 << 10
 JSON_TOOLS_MODULE = "json_tools"
 
 
+class _Wanted(NamedTuple):
+    """A grammar, the field to name if it is wrong, and what part of the answer it is for."""
+
+    grammar: str
+    param: str
+    is_of_calls: bool = False
+
+
 class ConstraintCompiler:
     """Compiles for one tokenizer; may be used by several threads at once.
 
     Args:
         tokenizer: mlx_lm's TokenizerWrapper.
         vocabulary_size: width of the model's output.
+        vocabulary: gives the vocabulary that grammars are compiled for; raises ValueError where
+            llguidance does not know the tokenizer's kind.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+    def __init__(
+        self, tokenizer: Any, vocabulary_size: int, vocabulary: Callable[[], LLTokenizer]
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
+        self._make_vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def compile(self, request: CompletionRequest, initial_state: str) -> Constraint | None:
+    def is_needed(self, request: CompletionRequest) -> bool:
+        """Whether an answer may not be just anything; cheap.
+
+        Raises:
+            RequestError: 400; a call is to be forced that cannot be.
+        """
+        if request.tool_choice.mode not in ("auto", "none"):
+            return bool(self._forced_functions(request))
+        is_format = request.response_format is not None
+        return is_format or (bool(_strict_functions(request)) and self._can_hold_calls)
+
+    def leaves_strict_calls_free(self, request: CompletionRequest) -> bool:
+        """Whether tools are declared strict, and this family's calls cannot be held to them."""
+        calls = bool(self._tokenizer.has_tool_calling) and bool(_strict_functions(request))
+        return calls and not self._can_hold_calls
+
+    def compile(
+        self, request: CompletionRequest, initial_state: str
+    ) -> Constraint | CallConstraint | None:
         """What the request's answer must look like; None = anything.
 
         Raises:
             RequestError: 400; the schema is wrong or not supported, or the choice is impossible.
         """
+        if not self.is_needed(request):
+            return None
         try:
-            found = self._grammar(request)
+            wanted = self._wanted(request)
         except RecursionError as error:
             raise RequestError("The schema is nested too deeply.") from error
-        if found is None:
-            return None
-        grammar, param = found
+        matcher = self._matcher(wanted)
+        if wanted.is_of_calls:
+            opening = self._tokenizer.tool_call_start.encode()
+            return CallConstraint(matcher=matcher, opening=opening, overruns=self._overruns)
         # An open think block is ended by the model itself; what follows it is the answer.
         think_end = tuple(self._tokenizer.think_end_tokens or ())
-        return Constraint(
-            matcher=self._matcher(grammar, param),
-            after=think_end if initial_state == "reasoning" else (),
-        )
+        after = think_end if initial_state == "reasoning" else ()
+        return Constraint(matcher=matcher, after=after)
 
-    def _grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
-        """The grammar, and the field to name if it is wrong."""
+    def _wanted(self, request: CompletionRequest) -> _Wanted:
         choice = request.tool_choice
-        tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
+        functions = _functions(request)
         if choice.mode not in ("auto", "none"):
-            return self._forced_call(choice, tools), "tools"
+            forced = self._forced_functions(request)
+            return _Wanted(forced_call(forced, self._opening, self._closing), "tools")
+        strict_calls = functions if _strict_functions(request) and self._can_hold_calls else []
         match request.response_format:
             case None:
-                return None
+                return _Wanted(begun_call(strict_calls, self._closing), "tools", is_of_calls=True)
             case JsonObjectFormat(param=param):
                 schema, strict = {"type": "object"}, True
             case JsonSchemaFormat(schema=schema, strict=strict, param=param):
                 pass
-        if tools and choice.mode == "auto" and self._calls_by_markers():
-            opening, closing = self._markers()
-            return json_answer_or_calls(schema, opening, closing, strict=strict), param
-        return json_answer(schema, strict=strict), param
+        if functions and choice.mode == "auto" and self._calls_by_markers():
+            grammar = json_answer_or_calls(
+                schema, self._opening, self._closing, strict=strict, functions=strict_calls
+            )
+            return _Wanted(grammar, param)
+        return _Wanted(json_answer(schema, strict=strict), param)
 
-    def _forced_call(self, choice: ToolChoice, tools: Sequence[dict[str, Any]]) -> str:
-        functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+    def _forced_functions(self, request: CompletionRequest) -> list[dict[str, Any]]:
+        functions, choice = _functions(request), request.tool_choice
         if choice.mode == "named":
             functions = [each for each in functions if each.get("name") == choice.name]
         if not functions:
             raise RequestError(
                 "tool_choice asks for a function that is not among the tools.", param="tool_choice"
             )
-        parser = getattr(self._tokenizer.tool_parser, "__module__", "")
-        if not parser.endswith(JSON_TOOLS_MODULE):
+        if not self._writes_json_calls:
             raise RequestError(
                 "tool_choice must be auto or none for this model: calls in its format cannot be "
                 "forced.",
                 param="tool_choice",
             )
-        return forced_call(functions, *self._markers())
+        return functions
+
+    @property
+    def _can_hold_calls(self) -> bool:
+        """Whether a call that the model begins by itself can be held to a schema."""
+        return self._writes_json_calls and self._calls_by_markers()
+
+    @property
+    def _writes_json_calls(self) -> bool:
+        parser = getattr(self._tokenizer.tool_parser, "__module__", "")
+        return str(parser).endswith(JSON_TOOLS_MODULE)
 
     def _calls_by_markers(self) -> bool:
         """Whether the family opens a call, anywhere in its answer, by one text of its own."""
@@ -111,44 +155,78 @@ class ConstraintCompiler:
         by_format = any(after == "tool" for pairs in formats.values() for _, after in pairs)
         return bool(self._tokenizer.has_tool_calling) and not by_format
 
-    def _markers(self) -> tuple[Marker, Marker]:
-        """What begins and what ends a call."""
-        return self._marker(self._tokenizer.tool_call_start), self._marker(
-            self._tokenizer.tool_call_end
-        )
+    @property
+    def _opening(self) -> Marker:
+        return self._marker(self._tokenizer.tool_call_start)
+
+    @property
+    def _closing(self) -> Marker:
+        return self._marker(self._tokenizer.tool_call_end)
 
     def _marker(self, text: str) -> Marker:
         token = self._tokenizer.get_vocab().get(text)
         # By llguidance's own reading, which is not the tokenizer's: it takes more for special.
-        is_special = token is not None and self._vocabulary_for("tools").is_special_token(token)
+        is_special = token is not None and self._vocabulary("tools").is_special_token(token)
         return Marker(text, token if is_special else None)
 
-    def _matcher(self, grammar: str, param: str) -> LLMatcher:
-        vocabulary = self._vocabulary_for(param)
+    @functools.cached_property
+    def _overruns(self) -> tuple[tuple[int, ...], ...]:
+        vocabulary = Vocabulary(self._tokenizer)
+        raws = [vocabulary.raw(token) for token in range(self._vocabulary_size)]
+        return overruns_of(self._tokenizer.tool_call_start.encode(), raws)
+
+    def _matcher(self, wanted: _Wanted) -> LLMatcher:
+        vocabulary = self._vocabulary(wanted.param)
         with self._lock:
-            if (matcher := self._compiled.get(grammar)) is not None:
-                self._compiled.move_to_end(grammar)
+            if (matcher := self._compiled.get(wanted.grammar)) is not None:
+                self._compiled.move_to_end(wanted.grammar)
                 return matcher
-        matcher = _compiled(vocabulary, grammar, param)
+        matcher = _compiled(vocabulary, wanted.grammar, wanted.param)
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[wanted.grammar] = matcher
             while len(self._compiled) > GRAMMARS_MAX:
                 self._compiled.popitem(last=False)
         return matcher
 
-    def _vocabulary_for(self, param: str) -> LLTokenizer:
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary(param)
-            return self._vocabulary
-
-    def _make_vocabulary(self, param: str) -> LLTokenizer:
+    def _vocabulary(self, param: str) -> LLTokenizer:
         try:
-            return grammar_vocabulary(self._tokenizer, self._vocabulary_size)
+            return self._make_vocabulary()
         except ValueError as error:
             raise RequestError(
                 "Structured output is not supported with this model's tokenizer.", param=param
             ) from error
+
+
+def overruns_of(marker: bytes, raws: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
+    """See `CallConstraint.overruns`.
+
+    Args:
+        marker: what opens a call.
+        raws: bytes of every token.
+    """
+    found: list[list[int]] = [[] for _ in marker]
+    later = set(marker[1:])
+    for token, raw in enumerate(raws):
+        if marker in raw and raw.index(marker) + len(marker) < len(raw):
+            found[0].append(token)
+        if raw and raw[0] in later:
+            for written in range(1, len(marker)):
+                rest = marker[written:]
+                if len(raw) > len(rest) and raw.startswith(rest):
+                    found[written].append(token)
+    return tuple(map(tuple, found))
+
+
+def _functions(request: CompletionRequest) -> list[dict[str, Any]]:
+    tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
+    return [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+
+
+def _strict_functions(request: CompletionRequest) -> list[dict[str, Any]]:
+    """Those that the model may call by itself, and then only as their schema says."""
+    if request.tool_choice.mode != "auto":
+        return []
+    return [function for function in _functions(request) if function.get("strict")]
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str, param: str) -> LLMatcher:

@@ -23,6 +23,7 @@ class AdmittedCompletion:
         thread: where to run it.
         settings: the stall limits.
         release: gives the place back; called exactly once.
+        notices: see `PreparedCompletion.notices`.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class AdmittedCompletion:
         thread: GenerationThread,
         settings: EngineSettings,
         release: Callable[[], None],
+        notices: tuple[str, ...] = (),
     ) -> None:
         self._ticket = Ticket(plan)
         self._thread = thread
         self._resume_bytes = settings.stall_buffer_bytes * RESUME_SHARE
         self._stall_timeout_s = settings.stall_timeout_s
         self._release: Callable[[], None] | None = release
+        self._notices = notices
         self._is_started = False
         self._is_coming = True
         self._sink_since: float | None = None
@@ -45,6 +48,11 @@ class AdmittedCompletion:
     def prompt_tokens(self) -> int:
         """Length of the prompt in tokens."""
         return len(self._ticket.plan.prompt.tokens)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """See `PreparedCompletion.notices`."""
+        return self._notices
 
     async def execute(self, sink: Sink) -> CompletionSummary:
         """See `PreparedCompletion.execute`."""

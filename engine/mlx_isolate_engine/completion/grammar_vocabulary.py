@@ -2,7 +2,7 @@
 
 llguidance's own way writes the tokenizer out as JSON and reads it again, all in one call: seconds
 for a large vocabulary, in which no other stream of the engine moves. Where the bytes of all tokens
-are known it is given those, in two calls, each of an eighth of that time.
+are known it is given those, in two calls, each of about a tenth of that time.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,9 @@ from llguidance.hf import from_tokenizer
 
 from mlx_isolate_engine.generation.vocabulary import Vocabulary
 
+# What is looked at apart from the rest when a mask is made: most tokens may stand in a JSON string.
+# Of llguidance's own four these two make masks as fast, and take half as long to prepare.
+_SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]+']
 # Texts of which a tokenizer that adds or drops something gives other bytes than theirs.
 _PROBES = ('{"a": [1, true]}', " b", "x", "}\n", '"é\u4e16"', "  ")
 
@@ -33,7 +36,7 @@ def grammar_vocabulary(tokenizer: Any, size: int) -> LLTokenizer:
         return from_tokenizer(tokenizer._tokenizer, n_vocab=size, eos_token=ends)
     # In two calls, between which other threads get their turn.
     bare = LLTokenizer(TokenizerWrapper(words), eos_token=ends, slices=[])
-    return bare.with_slices(LLTokenizer.general_slices())
+    return bare.with_slices(_SLICES)
 
 
 class _Words:

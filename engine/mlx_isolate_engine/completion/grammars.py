@@ -45,19 +45,28 @@ def json_answer(schema: dict[str, Any], *, strict: bool = True) -> str:
 
 
 def json_answer_or_calls(
-    schema: dict[str, Any], opening: Marker, closing: Marker, *, strict: bool = True
+    schema: dict[str, Any],
+    opening: Marker,
+    closing: Marker,
+    *,
+    strict: bool = True,
+    functions: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The grammar of an answer that is JSON of a schema or, instead, calls of tools.
 
-    Within its markers a call is as free as without a schema: whether to call, and how, is left to
-    the model. A family without a closing marker calls to the end of its answer.
+    Whether to call, and how, is left to the model. A family without a closing marker calls to the
+    end of its answer.
+
+    Args:
+        functions: those that may be called, where one of them is strict and the family writes calls
+            as JSON; otherwise a call is as free within its markers as without a schema.
     """
     return (
         "start: answer | calls\n"
         f"answer: %json {_json(schema, strict=strict)}\n"
         "calls: call (/[ \\n]{1,4}/? call)*\n"
         f"call: {_literal(opening)} body\n"
-        f"{_body(closing)}\n"
+        f"{_held_body(functions, closing, forced=False) if functions else _free_body(closing)}\n"
     )
 
 
@@ -67,16 +76,15 @@ def forced_call(functions: Sequence[dict[str, Any]], opening: Marker, closing: M
     A function that is not declared strict gets arguments of its schema as far as that can be
     enforced.
     """
-    calls = {
-        "anyOf": [
-            _call_schema(function, f"#/anyOf/{place}") for place, function in enumerate(functions)
-        ]
-    }
-    strict = any(function.get("strict") for function in functions)
-    return (
-        f'start: {_literal(opening)} "\\n"? call "\\n"? {_literal(closing)}\n'
-        f"call: %json {_json(calls, strict=strict)}\n"
-    )
+    return f"start: {_literal(opening)} body\n{_held_body(functions, closing, forced=True)}\n"
+
+
+def begun_call(functions: Sequence[dict[str, Any]], closing: Marker) -> str:
+    """The grammar of what follows the opening marker of a call that the model begins by itself.
+
+    Arguments of a function that is not declared strict may be any object.
+    """
+    return f"start: body\n{_held_body(functions, closing, forced=False)}\n"
 
 
 def _json(schema: dict[str, Any], *, strict: bool) -> str:
@@ -89,7 +97,18 @@ def _literal(marker: Marker) -> str:
     return json.dumps(marker.text) if token is None else f"<[{token}]>"
 
 
-def _body(closing: Marker) -> str:
+def _held_body(functions: Sequence[dict[str, Any]], closing: Marker, *, forced: bool) -> str:
+    names = [f"call_{place}" for place in range(len(functions))]
+    rules = [f'body: "\\n"? ({" | ".join(names)}) "\\n"? {_literal(closing)}']
+    for name, function in zip(names, functions, strict=True):
+        strict = bool(function.get("strict"))
+        parameters = (function.get("parameters") or {}) if strict or forced else {}
+        schema = _call_schema(function.get("name"), parameters)
+        rules.append(f"{name}: %json {_json(schema, strict=strict)}")
+    return "\n".join(rules)
+
+
+def _free_body(closing: Marker) -> str:
     if not closing.text:
         return "body: /(?s:.*)/"
     if closing.special_token is not None:
@@ -98,14 +117,14 @@ def _body(closing: Marker) -> str:
     return f"body[lazy]: /(?s:.*){end}/"
 
 
-def _call_schema(function: dict[str, Any], place: str) -> dict[str, Any]:
+def _call_schema(name: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     # Arguments are an object also where a schema does not say so.
-    parameters = {"type": "object", **(function.get("parameters") or {})}
+    parameters = {"type": "object", **parameters}
     if "$id" not in parameters:
-        parameters = _moved(parameters, f"{place}/properties/arguments")
+        parameters = _moved(parameters, "#/properties/arguments")
     return {
         "type": "object",
-        "properties": {"name": {"const": function.get("name")}, "arguments": parameters},
+        "properties": {"name": {"const": name}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

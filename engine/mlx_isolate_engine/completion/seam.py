@@ -17,6 +17,11 @@ class PreparedCompletion(Protocol):
         """Length of the prompt in tokens."""
         ...
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What of the request is not held, though it is answered; each one sentence."""
+        ...
+
     async def execute(self, sink: Sink) -> CompletionSummary:
         """Run to the end, awaiting `sink` for each event in order.
 

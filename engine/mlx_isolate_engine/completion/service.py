@@ -1,12 +1,12 @@
 """The completion service: prepares requests against the model and runs them on its thread."""
 
 import functools
-from collections.abc import Callable
-from typing import TypeVar
 
 from mlx_isolate_engine.cache.namespace import namespace_of
 from mlx_isolate_engine.completion.constraints import ConstraintCompiler
 from mlx_isolate_engine.completion.executor import AdmittedCompletion
+from mlx_isolate_engine.completion.grammar_vocabulary import grammar_vocabulary
+from mlx_isolate_engine.completion.late_vocabulary import LateVocabulary
 from mlx_isolate_engine.completion.prompt import (
     BuiltPrompt,
     PromptBuilder,
@@ -22,17 +22,26 @@ from mlx_isolate_engine.completion.resolve import (
 )
 from mlx_isolate_engine.completion.seam import PreparedCompletion
 from mlx_isolate_engine.completion.workers import Workers
-from mlx_isolate_engine.generation.plan import CompletionPlan, Constraint, TextPlan
+from mlx_isolate_engine.generation.plan import (
+    CallConstraint,
+    CompletionPlan,
+    Constraint,
+    TextPlan,
+)
 from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import CapacityError, RequestError
 
-T = TypeVar("T")
+AnyConstraint = Constraint | CallConstraint | None
 
 # Threads that render and tokenize; more than one, so that a 5 MB text does not stop a short chat.
 PREPARE_THREADS = 4
 # Longest time for one prompt: a template that never ends is interrupted after it.
 PREPARE_DEADLINE_S = 60.0
+# Of tools that are declared strict, where the model's calls cannot be held to a schema.
+NOT_STRICT = "'strict' is not enforced: this model does not write its calls as JSON."
+# When to ask again for a vocabulary that has taken so long already.
+VOCABULARY_RETRY_S = 10.0
 
 
 class ModelCompletionService:
@@ -73,11 +82,14 @@ class ModelCompletionService:
             context_length=facts.context_length,
             checkpoint_kinds=thread.checkpoint_kinds,
         )
-        self._compiler = ConstraintCompiler(thread.loaded.tokenizer, thread.vocabulary_size)
+        tokenizer, size = thread.loaded.tokenizer, thread.vocabulary_size
+        self._prepare_deadline_s = prepare_deadline_s
+        self._vocabulary = LateVocabulary(lambda: grammar_vocabulary(tokenizer, size))
+        self._compiler = ConstraintCompiler(tokenizer, size, self._vocabulary.result)
         self._places_max = max(1, settings.decode_concurrency) + settings.engine_queue_max
         self._places = 0
         self._is_closed = False
-        self._built: tuple[str, tuple[BuiltPrompt, Constraint | None]] | None = None
+        self._built: tuple[str, tuple[BuiltPrompt, AnyConstraint]] | None = None
 
     @property
     def places_taken(self) -> int:
@@ -94,14 +106,14 @@ class ModelCompletionService:
             self._thread.counters.coming -= 1
             self._give_place_back()
             raise
-        return AdmittedCompletion(plan, self._thread, self._settings, self._give_place_back)
+        notices = (NOT_STRICT,) if self._compiler.leaves_strict_calls_free(request) else ()
+        return AdmittedCompletion(
+            plan, self._thread, self._settings, self._give_place_back, notices
+        )
 
     async def count_tokens(self, request: CompletionRequest) -> int:
         """See `CompletionService.count_tokens`."""
-        prompt = await self._work(
-            functools.partial(self._builder.build, request), request.prompt.param
-        )
-        return len(prompt.plan.tokens)
+        return len((await self._build(request)).plan.tokens)
 
     async def close(self) -> None:
         """Stop admission and the worker threads; running completions go on."""
@@ -159,31 +171,47 @@ class ModelCompletionService:
             placement=self._thread.placement,
         )
 
-    async def _build_once(
-        self, request: CompletionRequest
-    ) -> tuple[BuiltPrompt, Constraint | None]:
+    async def _build_once(self, request: CompletionRequest) -> tuple[BuiltPrompt, AnyConstraint]:
         """Prompt and grammar; the choices of one request, prepared in a row, share them."""
         if request.group is not None and self._built is not None:
             group, built = self._built
             if group == request.group:
                 return built
-        built = await self._work(functools.partial(self._build_all, request), request.prompt.param)
+        prompt = await self._build(request)
+        built = (prompt, await self._constrain(request, prompt.initial_state))
         self._built = None if request.group is None else (request.group, built)
         return built
 
-    def _build_all(self, request: CompletionRequest) -> tuple[BuiltPrompt, Constraint | None]:
-        """Prompt and grammar, on a worker thread."""
-        prompt = self._builder.build(request)
-        return prompt, self._compiler.compile(request, prompt.initial_state)
-
-    async def _work(self, function: Callable[[], T], param: str) -> T:
+    async def _build(self, request: CompletionRequest) -> BuiltPrompt:
         try:
-            return await self._workers.run(function)
+            return await self._workers.run(functools.partial(self._builder.build, request))
         except TimeoutError as error:
             raise RequestError(
                 "The chat template took too long for these messages.",
-                param=param,
+                param=request.prompt.param,
                 code="chat_template_timeout",
+            ) from error
+
+    async def _constrain(self, request: CompletionRequest, initial_state: str) -> AnyConstraint:
+        if not self._compiler.is_needed(request):
+            return None
+        try:
+            await self._vocabulary.wait(self._prepare_deadline_s)
+        except TimeoutError as error:
+            raise CapacityError(
+                f"This model's {self._vocabulary_size} tokens are still being prepared for "
+                "structured output; try again.",
+                status=503,
+                code="vocabulary_not_ready",
+                retry_after_s=VOCABULARY_RETRY_S,
+            ) from error
+        try:
+            return await self._workers.run(
+                functools.partial(self._compiler.compile, request, initial_state)
+            )
+        except TimeoutError as error:
+            raise RequestError(
+                "The schema took too long to prepare.", code="schema_timeout"
             ) from error
 
     def _check_tokens(self, tokens: list[int], param: str) -> None:

@@ -82,6 +82,10 @@ class _Logged:
     def prompt_tokens(self) -> int:
         return self._inner.prompt_tokens
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return self._inner.notices
+
     async def execute(self, sink: Sink) -> CompletionSummary:
         async def keep(event: Event) -> None:
             self._keep(event)

@@ -1,66 +1,146 @@
-"""A logits processor that lets through only what a grammar allows next."""
+"""Logits processors that let through only what a grammar allows next.
 
+A step is built before the token of the step before has been computed, and a grammar needs that
+token: so the step's forward pass is started first, then the token is awaited, and the next mask is
+made while the pass runs.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_isolate_engine.generation.plan import Constraint
+from mlx_isolate_engine.generation.plan import CallConstraint, Constraint
 
 
 class ConstraintFailedError(Exception):
     """The grammar gave up on this row (too complex, or a token it had not allowed)."""
 
 
-class ConstraintProcessor:
-    """One row's position in its grammar.
-
-    A step is built before the token of the step before has been computed, and the grammar needs
-    that token: so the step's forward pass is started first, then the token is awaited, and the
-    next mask is made while the pass runs.
+class _Position:
+    """A row's position in a grammar.
 
     Args:
-        constraint: compiled; copied here, since a matcher has a position.
+        matcher: at its start; copied, since it has a position.
         vocabulary_size: width of the logits.
     """
 
-    def __init__(self, constraint: Constraint, vocabulary_size: int) -> None:
-        self._matcher = constraint.matcher.deep_copy()
-        self._after = list(constraint.after)
-        self._recent: list[int] = []
+    def __init__(self, matcher: Any, vocabulary_size: int) -> None:
+        self._matcher = matcher.deep_copy()
         self._vocabulary_size = vocabulary_size
-        self._has_begun = False
 
-    def __call__(self, tokens: Any, logits: Any) -> Any:
-        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
-        schedule: Any = mx.async_eval
-        schedule(logits)
-        if self._has_begun:
-            self._accept(int(tokens[-1].item()))
-        self._has_begun = True
-        if self._after:
-            return logits
-        return mx.where(self._allowed(), logits, -mx.inf)
+    @property
+    def is_complete(self) -> bool:
+        """Whether what has been written may end here."""
+        return bool(self._matcher.is_accepting())
 
-    def _accept(self, token: int) -> None:
-        if self._after:
-            self._recent = [*self._recent, token][-len(self._after) :]
-            if self._recent == self._after:
-                self._after = []
-            return
+    def accept(self, token: int) -> None:
         # A grammar that is complete allows nothing but an end token; and of a row that has ended
         # one more step is built, whose result nobody takes.
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
         self._check()
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ConstraintFailedError(self._matcher.get_error())
-
-    def _allowed(self) -> Any:
+    def only_allowed(self, logits: Any) -> Any:
+        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         bits = np.unpackbits(mask, bitorder="little", count=self._vocabulary_size)
         allowed: Any = bits.astype(np.bool_)
-        return mx.array(allowed)[None]
+        return mx.where(mx.array(allowed)[None], logits, -mx.inf)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintFailedError(self._matcher.get_error())
+
+
+class ConstraintProcessor:
+    """Holds one row's whole answer to a grammar.
+
+    Args:
+        constraint: compiled.
+        vocabulary_size: width of the logits.
+    """
+
+    def __init__(self, constraint: Constraint, vocabulary_size: int) -> None:
+        self._position = _Position(constraint.matcher, vocabulary_size)
+        self._after = list(constraint.after)
+        self._recent: list[int] = []
+        self._has_begun = False
+
+    def __call__(self, tokens: Any, logits: Any) -> Any:
+        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
+        _start(logits)
+        if self._has_begun:
+            self._accept(int(tokens[-1].item()))
+        self._has_begun = True
+        return logits if self._after else self._position.only_allowed(logits)
+
+    def _accept(self, token: int) -> None:
+        if not self._after:
+            self._position.accept(token)
+            return
+        self._recent = [*self._recent, token][-len(self._after) :]
+        if self._recent == self._after:
+            self._after = []
+
+
+class CallProcessor:
+    """Holds each tool call of one row to a grammar; outside of calls the row is as free as ever.
+
+    Args:
+        constraint: compiled.
+        vocabulary_size: width of the logits.
+        raw: bytes of a token.
+    """
+
+    def __init__(
+        self, constraint: CallConstraint, vocabulary_size: int, raw: Callable[[int], bytes]
+    ) -> None:
+        self._constraint = constraint
+        self._vocabulary_size = vocabulary_size
+        self._raw = raw
+        self._call: _Position | None = None
+        self._tail = b""
+        self._has_begun = False
+
+    def __call__(self, tokens: Any, logits: Any) -> Any:
+        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
+        _start(logits)
+        if self._has_begun:
+            self._accept(int(tokens[-1].item()))
+        self._has_begun = True
+        if self._call is not None:
+            return self._call.only_allowed(logits)
+        overruns = self._overruns()
+        if not overruns:
+            return logits
+        allowed: Any = np.ones(self._vocabulary_size, dtype=np.bool_)
+        allowed[overruns] = False
+        return mx.where(mx.array(allowed)[None], logits, -mx.inf)
+
+    def _accept(self, token: int) -> None:
+        if self._call is not None:
+            self._call.accept(token)
+            if self._call.is_complete:
+                self._call, self._tail = None, b""
+            return
+        opening = self._constraint.opening
+        self._tail = (self._tail + self._raw(token))[-len(opening) :]
+        if self._tail == opening:
+            self._call = _Position(self._constraint.matcher, self._vocabulary_size)
+
+    def _overruns(self) -> list[int]:
+        opening = self._constraint.opening
+        return [
+            token
+            for written, overruns in enumerate(self._constraint.overruns)
+            if self._tail.endswith(opening[:written])
+            for token in overruns
+        ]
+
+
+def _start(logits: Any) -> None:
+    schedule: Any = mx.async_eval
+    schedule(logits)

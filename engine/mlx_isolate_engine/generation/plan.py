@@ -84,6 +84,21 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[int, ...] = ()
 
 
+class CallConstraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar that every tool call must follow, from where the model begins one by itself.
+
+    Attributes:
+        matcher: llguidance's LLMatcher right behind the opening marker; every call takes a copy.
+        opening: the marker, in bytes.
+        overruns: at place n the tokens that, once n bytes of the marker are there, would complete
+            it and go on behind it, where nobody could tell what the call may be.
+    """
+
+    matcher: Any
+    opening: bytes
+    overruns: tuple[tuple[int, ...], ...]
+
+
 class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One completion, ready to run.
 
@@ -99,7 +114,7 @@ class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     sampling: SamplingPlan
     text: TextPlan
-    constraint: Constraint | None = None
+    constraint: Constraint | CallConstraint | None = None
     group: str | None = None
     choices: int = 1
     adapter: str | None = None

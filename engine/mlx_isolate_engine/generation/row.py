@@ -13,9 +13,9 @@ from mlx_isolate_engine.completion.events import (
     Timings,
 )
 from mlx_isolate_engine.generation.assembly import TextAssembly
-from mlx_isolate_engine.generation.constrained import ConstraintProcessor
+from mlx_isolate_engine.generation.constrained import CallProcessor, ConstraintProcessor
 from mlx_isolate_engine.generation.logprobs import LogprobSampler
-from mlx_isolate_engine.generation.plan import Checkpoint
+from mlx_isolate_engine.generation.plan import CallConstraint, Checkpoint, Constraint
 from mlx_isolate_engine.generation.ports import Taken
 from mlx_isolate_engine.generation.sampling import (
     GuardedProcessor,
@@ -43,6 +43,12 @@ class ModelFamily:
         self.end_tokens: frozenset[int] = frozenset(tokenizer.eos_token_ids)
         newline = tokenizer.encode("\n", add_special_tokens=False)
         self.samplers = SamplerMaker(vocabulary_size, [*newline, *self.end_tokens])
+
+
+def _held_to(constraint: Constraint | CallConstraint, family: ModelFamily) -> Any:
+    if isinstance(constraint, CallConstraint):
+        return CallProcessor(constraint, family.vocabulary_size, family.vocabulary.raw)
+    return ConstraintProcessor(constraint, family.vocabulary_size)
 
 
 class Advance(NamedTuple):
@@ -81,8 +87,7 @@ class Row:
         self.assembly = TextAssembly(self.plan.text, family.vocabulary.decoder(), family.tokenizer)
         self._processors = make_processors(self.plan.sampling)
         if self.plan.constraint is not None:  # last: what it forbids, nothing may allow again
-            constraint = ConstraintProcessor(self.plan.constraint, family.vocabulary_size)
-            self._processors.append(GuardedProcessor(constraint))
+            self._processors.append(GuardedProcessor(_held_to(self.plan.constraint, family)))
         self._sampler = family.samplers.make(self.plan.sampling)
         self._noted: LogprobSampler | None = None
         if self.plan.text.top_logprobs is not None:
