@@ -115,6 +115,28 @@ def no_weights(folder: Path) -> None:
         path.unlink()
 
 
+def pipe_for_weights(folder: Path) -> None:
+    (folder / SECOND).unlink()
+    os.mkfifo(folder / SECOND)
+
+
+def pipe_for_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+
+
+def more_layers_than_weights(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 10**9
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def more_layers_in_a_part(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] = {"num_hidden_layers": 10**9}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (no_config, "no config.json"),
     (torn_config, "config.json is not valid JSON"),
@@ -136,6 +158,10 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (header_of_text, SECOND),
     (pointer_file, SECOND),
     (no_weights, "no model*.safetensors"),
+    (pipe_for_weights, f"{SECOND} is neither a file nor a folder"),
+    (pipe_for_a_tokenizer, "tokenizer.json is neither a file nor a folder"),
+    (more_layers_than_weights, "more layers than there are weights"),
+    (more_layers_in_a_part, "more layers than there are weights"),
 ]
 
 

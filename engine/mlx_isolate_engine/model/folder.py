@@ -14,6 +14,9 @@ from mlx_isolate_engine.model.errors import ModelError
 # A header that claims more is damage: it would be read into memory whole.
 SAFETENSORS_HEADER_BYTES_MAX = 100_000_000
 CONFIG_BYTES_MAX = 10_000_000
+# Layers that nobody doubts. Beyond, each must have a weight: they are built before weights are
+# read, and some millions of them would fill the machine's memory.
+LAYERS_MAX = 1000
 INDEX = "model.safetensors.index.json"
 
 
@@ -51,6 +54,7 @@ def _check(folder: Path) -> ModelFiles:
         raise ModelError("model_missing", f"the model folder {folder} does not exist.")
     if not folder.is_dir():
         raise ModelError("model_missing", f"{folder} is a file; name the folder that holds it.")
+    _check_kinds(folder)
     config = _read_config(folder)
     weights = tuple(sorted(folder.glob("model*.safetensors")))
     expected = _index_files(folder)
@@ -63,10 +67,27 @@ def _check(folder: Path) -> ModelFiles:
         )
     if not weights:
         raise ModelError("model_broken", f"{folder} holds no model*.safetensors file.")
-    for path in weights:
-        _check_weights(path)
+    tensors = sum(map(_check_weights, weights))
+    if _layers(config) > max(LAYERS_MAX, tensors):
+        raise ModelError(
+            "model_broken", f"{folder}/config.json claims more layers than there are weights."
+        )
     size = sum(path.stat().st_size for path in weights)
     return ModelFiles(folder=folder, config=config, weights=weights, weights_bytes=size)
+
+
+def _check_kinds(folder: Path) -> None:
+    """Refuse pipes and the like, whose readers would wait for ever."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError("model_broken", f"{path} is neither a file nor a folder.")
+
+
+def _layers(config: dict[str, Any]) -> int:
+    """How many layers the configuration claims, or a model's part of it."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    claims = [part.get("num_hidden_layers") for part in parts]
+    return max((claim for claim in claims if isinstance(claim, int)), default=0)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -103,8 +124,8 @@ def _index_files(folder: Path) -> set[str]:
     return {str(name) for name in weight_map.values()}
 
 
-def _check_weights(path: Path) -> None:
-    """Compare a safetensors file's size with what its header says."""
+def _check_weights(path: Path) -> int:
+    """Compare a safetensors file's size with what its header says; how many tensors it holds."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -126,6 +147,7 @@ def _check_weights(path: Path) -> None:
             f"{path} is cut off: {size} bytes where its header says {8 + length + end}; "
             "copy or download it again.",
         )
+    return len(ends)
 
 
 def is_local(model: str) -> bool:
