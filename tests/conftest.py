@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import distribution, turns
 from tests.material.models import FULL, PARROT, SLIDING, SLOW, ModelSpec, build_model
 
+# What a property says does not depend on how quick the machine is; the test's own timeout does.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 # Hundreds of daemons and engines are started; without this each compiles all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell that runs the tests in the background has them ignore SIGINT, and so would every child.

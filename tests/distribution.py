@@ -17,7 +17,7 @@ SHARED = {
         "one browser",
     ),
 }
-# What keeps a worker longest, so that none of it begins while the other worker has nothing left
+# What keeps a worker longest, so that none of it begins while the other workers have nothing left
 # to do. It decides the order and nothing else.
 LONGEST = (
     "tests/faults/test_soak.py",

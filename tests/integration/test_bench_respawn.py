@@ -4,6 +4,7 @@ import pytest
 from bench.bench_respawn import OVERHEAD_S_MAX, lines, run
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_real_respawn_uses_the_standby_and_adds_little_to_the_bare_load() -> None:
     report = run(kills=3)

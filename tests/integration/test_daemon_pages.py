@@ -183,6 +183,7 @@ def test_a_bad_control_request_is_told(daemon: RunningDaemon, body: object, stat
 
 
 @pytest.mark.case("01", "21")
+@pytest.mark.alone
 def test_pages_are_quick_while_an_engine_stands_still(daemon: RunningDaemon) -> None:
     """The supervisor's part."""
     engine = daemon.wait_state("ready", 1)["pid"]

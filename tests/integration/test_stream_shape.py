@@ -133,6 +133,7 @@ def test_a_stream_has_the_shape_that_clients_expect(
 
 @pytest.mark.case("31")
 @pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.alone
 def test_chunks_arrive_as_they_are_made(slow: EngineProcess, path: str) -> None:
     async def arrivals() -> list[float]:
         made: list[float] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_isolate_shared.errors import ConfigError
@@ -60,13 +60,13 @@ def take(text: str) -> None:
         assert "\n" not in str(error)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(document=DOCUMENTS)
 def test_any_document_is_taken_or_refused_in_a_sentence(document: dict[str, Any]) -> None:
     take(yaml.safe_dump(document))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=60))
 def test_any_text_is_taken_or_refused_in_a_sentence(text: str) -> None:
     take(text)
