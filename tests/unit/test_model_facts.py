@@ -21,6 +21,11 @@ def test_context_may_be_nested() -> None:
     assert context_length({"text_config": {"max_position_embeddings": 8192}}) == 8192
 
 
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**30])
+def test_a_context_longer_than_mlx_counts_is_cut(value: int) -> None:
+    assert context_length({"max_position_embeddings": value}) == 2**31 - 1
+
+
 def test_context_falls_back_to_the_tokenizers_limit() -> None:
     assert context_length({"max_position_embeddings": None}, 2048) == 2048
 

@@ -11,6 +11,8 @@ from mlx_isolate_shared.wire import ModelFacts
 
 # For models without any limit in their configuration, such as recurrent ones.
 CONTEXT_WITHOUT_LIMIT = 1 << 20
+# MLX counts positions in 32 bits, and the supervisor takes no count of more than 63.
+CONTEXT_MAX = (1 << 31) - 1
 # The minor of mlx-lm whose internals this was tested with.
 TESTED_MLX_LM = "0.32"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
@@ -100,7 +102,7 @@ def context_length(config: dict[str, Any], tokenizer_limit: object = None) -> in
         for key in _CONTEXT_KEYS:
             value = part.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
+                return min(value, CONTEXT_MAX)
     if isinstance(tokenizer_limit, int) and 0 < tokenizer_limit <= CONTEXT_WITHOUT_LIMIT:
         return tokenizer_limit
     return CONTEXT_WITHOUT_LIMIT
