@@ -119,6 +119,10 @@ models:
             'models: {m: {env: {A: "x\\0y"}}}',
             "models.m.env: 'A' is no variable that a system takes.",
         ),
+        (
+            r'models: {m: {path: "a\0b"}}',
+            "models.m.path: 'a\\x00b' is no path that a system takes.",
+        ),
         ("models: [m]", "models must be a mapping."),
         ("models: {a: {aliases: [b]}, b: {}}", "two models would be served as 'b'"),
         ("groups: {g: {members: [x]}}", "groups.g.members: there is no model 'x' under models."),

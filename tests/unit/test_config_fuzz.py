@@ -116,6 +116,10 @@ NASTY = {
     "a number in sixties": b"ttl: 1:" + b"59:" * 3000 + b"59",
     "a date out of range": b"ttl: 2001-99-99\n",
     "no numbers": b"ttl: .nan\nmemory_budget_gb: .inf\n",
+    "a date where JSON is wanted": b"models: {m: {chat_template_args: {a: 2001-01-01}}}\n",
+    "a date for a key": b"models: {m: {chat_template_args: {2001-01-01: 1}}}\n",
+    "bytes where JSON is wanted": b"models: {m: {chat_template_args: {a: !!binary aGk=}}}\n",
+    "a set where JSON is wanted": b"models: {m: {chat_template_args: {a: !!set {x}}}}\n",
     "a list for keys": b"? [a, b]\n: 1\n",
     "two documents": b"a: 1\n---\nb: 2\n",
     "a macro of itself": b"macros: {a: '${a}'}\n",
@@ -144,6 +148,21 @@ def take_file(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("name", NASTY)
 def test_a_hostile_file_is_taken_or_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     take_file(tmp_path / "c.yaml", NASTY[name])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'models: {m: {filters: {setParams: {a: "\ud800"}}}}',
+        r'models: {m: {env: {A: "\ud800"}}}',
+        r'models: {m: {path: "\ud800"}}',
+        "models: {m: {filters: {setParams: {a: {~: 1}}}}}",
+        "models: {m: {filters: {setParams: {a: !!set {x}}}}}",
+    ],
+)
+def test_what_no_engine_could_be_told_is_refused_where_it_is_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="line 1"):
+        parse_yaml(text, "c.yaml")
 
 
 def fuzz(path: Path, examples: int, seed: int) -> None:

@@ -127,9 +127,12 @@ def _model(id: str, own: Mapping[str, Any], folder: Path, show_loading: bool) ->
     filters = mapping(own.get("filters"), f"{place}.filters")
     _check_keys(filters, FILTER_KEYS, f"{place}.filters")
     limit = _number(own.get("concurrencyLimit"), f"{place}.concurrencyLimit")
+    path = str(own.get("path") or id)
+    if "\0" in path:
+        raise ConfigError(f"{place}.path: {path!r} is no path that a system takes.")
     return ModelSpec(
         id=id,
-        model=locate_model_of_file(str(own.get("path") or id), folder),
+        model=locate_model_of_file(path, folder),
         aliases=names(own.get("aliases"), f"{place}.aliases"),
         ttl_s=_ttl(own.get("ttl"), f"{place}.ttl"),
         env=_environment(own.get("env"), f"{place}.env"),

@@ -15,12 +15,14 @@ TEXT_BYTES_MAX = 256 * 1024
 DEPTH_MAX = 32
 # No number here is longer; beyond some thousand digits Python refuses to write one down.
 NUMBER_CHARACTERS_MAX = 40
+_TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
     """The safe loader, except that a repeated key, an alias, and what has no end are errors.
 
-    Aliases let a small text stand for a huge one, and nobody needs them here.
+    Aliases let a small text stand for a huge one, and nobody needs them here. So is what JSON
+    cannot say, since all goes on as JSON; a date is the text that it is written as.
     """
 
     def __init__(self, stream: str) -> None:
@@ -49,11 +51,27 @@ class _Loader(yaml.SafeLoader):
         number: int = super().construct_yaml_int(node)
         return number
 
+    def construct_yaml_str(self, node: Any) -> str:
+        """Refuse what no other program can be told."""
+        text: str = self.construct_scalar(node)
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            problem = "the text holds something that is no character"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return text
+
+    def construct_no_json(self, node: Any) -> None:
+        """Refuse kinds of values that are YAML's alone."""
+        problem = f"a {node.tag.removeprefix(_TAG)} is no value here"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that was there before."""
+        """Refuse a key that was there before, or that is none."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             key = str(key_node.value)
+            if key_node.tag == _TAG + "null":
+                problem = "a key is missing"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} appears twice", key_node.start_mark
@@ -62,7 +80,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor(_TAG + "int", _Loader.construct_yaml_int)
+for _name in ("str", "timestamp"):
+    _Loader.add_constructor(_TAG + _name, _Loader.construct_yaml_str)
+for _name in ("binary", "omap", "pairs", "set"):
+    _Loader.add_constructor(_TAG + _name, _Loader.construct_no_json)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
