@@ -37,6 +37,9 @@ def test_a_model_without_its_files_is_told_and_works_once_they_are_there(
     )
     with RunningDaemon(tmp_path / "home", "--config", str(config), program=REAL) as daemon:
         good = daemon.wait_state("ready", 0, READY_S)["pid"]
+        lines = daemon.ask("GET", "/logs").body.decode().splitlines()
+        (warning,) = [line for line in lines if "settings.doubted" in line]
+        assert f"models.absent: there is no folder {absent}" in warning
         for model in ("halved", "absent"):
             answer = daemon.chat(model, max_tokens=2)
             error = answer.json()["error"]

@@ -74,15 +74,13 @@ def _check(file: str) -> int:
         return exit_codes.USAGE
     args = argparse.Namespace(models=[], more_models=[], served_names=[], **{"--config": file})
     resolved = serve.settings_of(args)
-    missing: list[str] = []
-    for model in resolved.settings.models:
-        if model.model.startswith("/") and not Path(model.model).is_dir():
-            print(f"{file}: models.{model.id}: there is no folder {model.model}", file=sys.stderr)
-            missing.append(model.id)
+    missing = serve.missing_folders(resolved.settings.models)
+    for model in missing:
+        print(f"{file}: models.{model.id}: there is no folder {model.model}", file=sys.stderr)
     names = ", ".join(model.id for model in resolved.settings.models)
     if not read_file(Path(file).expanduser(), os.environ).models:
         names += " (the file names none)"
-    without = f", but for {', '.join(missing)}" if missing else ""
+    without = f", but for {', '.join(model.id for model in missing)}" if missing else ""
     print(f"{file} can be served{without}; models: {names}")
     return exit_codes.OK
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.config import ServeSettings
+from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.listening import PortTakenError, bind
 from mlx_isolate_supervisor.settings.defaults import NO_DEFAULT, default_text
 from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, TOPICS, Flag
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
     Raises:
         ConfigError: it cannot start as configured.
     """
-    resolved = settings_of(args)
+    resolved = _doubt_missing_folders(settings_of(args))
     sockets = _bind(resolved.settings)
     try:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
@@ -146,10 +146,25 @@ def _read_again(args: argparse.Namespace, *, may_name_no_model: bool) -> Resolve
         ConfigError: as `settings_of`, or a file that had models names none any more: it was
             emptied by mistake or is being written, and the demo is not meant by that.
     """
-    resolved = settings_of(args)
+    resolved = _doubt_missing_folders(settings_of(args))
     if resolved.names_no_model and not may_name_no_model:
         raise ConfigError("the file names no model; stop the daemon to serve none.")
     return resolved
+
+
+def missing_folders(models: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """Those whose folder does not exist; a file may name such, since it may come later."""
+    return [
+        model for model in models if model.model.startswith("/") and not Path(model.model).is_dir()
+    ]
+
+
+def _doubt_missing_folders(resolved: Resolved) -> Resolved:
+    sentences = tuple(
+        f"models.{model.id}: there is no folder {model.model}; until there is, the model fails."
+        for model in missing_folders(resolved.settings.models)
+    )
+    return msgspec.structs.replace(resolved, warnings=resolved.warnings + sentences)
 
 
 def read_configuration(flags: Mapping[str, str | Sequence[str]]) -> FileLayer | None:
