@@ -77,6 +77,26 @@ def test_flags_are_keys_with_either_dash() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("keys", "holds"),
+    [
+        ("apiKeys: [hunter2]", True),
+        ('apiKeys: ["${env.A}", hunter2]', True),
+        ('api-key: "${mine}"\nmacros: {mine: hunter2}', True),
+        ('apiKeys: ["${env.A}"]', False),
+        ("apiKeys: null", False),
+        ("temp: 0.5", False),
+    ],
+)
+def test_a_file_that_takes_its_keys_from_variables_holds_none(keys: str, holds: bool) -> None:
+    assert parse(keys, {"A": "x"}).holds_keys is holds
+
+
+def test_the_variables_of_a_file_are_known() -> None:
+    text = 'apiKeys: ["${env.B}"]\nmacros: {m: "${env.A}"}\n# ${env.C}\n'
+    assert parse(text, {"A": "x", "B": "y"}).variables == ("A", "B")
+
+
 def test_engine_settings_stand_beside_a_models_own_keys() -> None:
     layer = parse("models: {m: {path: o/m, kv_bits: 8, chat-template-args: {think: false}}}")
     assert layer.engine == {"m": {"--kv-bits": "8", "--chat-template-args": '{"think": false}'}}

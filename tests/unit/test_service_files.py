@@ -204,6 +204,20 @@ def test_a_dry_run_prints_everything_but_secrets_and_writes_nothing(
     assert not (tmp_path / "home").exists()
 
 
+def test_a_variable_that_the_service_would_not_have_is_named(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    if sys.platform not in ("linux", "darwin"):
+        pytest.skip("no service manager that we know")
+    file = tmp_path / "c.yaml"
+    file.write_text(f'apiKeys: ["${{env.MY_KEY}}"]\nmodels: {{m: {{path: {model}}}}}\n')
+    monkeypatch.setenv("MY_KEY", "hunter2")
+    assert main(["service", "install", "--dry-run", "--config", str(file)]) == 0
+    said = capsys.readouterr()
+    assert f"{file} reads MY_KEY from the environment" in said.err
+    assert "hunter2" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     "typed", [["--port", "0"], ["--host", "0.0.0.0"], ["--no-such-flag"], ["--name", "a/b"]]
 )

@@ -33,6 +33,11 @@ from mlx_isolate_supervisor.settings.layers import Resolved
 
 # A command of a service manager that takes longer than a daemon's stop is stuck.
 COMMAND_TIMEOUT_S = 300.0
+# How a variable reaches a service of each manager.
+_SET_ONE = {
+    "systemd": "set it in a file in ~/.config/environment.d",
+    "launchd": "set it with launchctl setenv",
+}
 VERBS = {"start": "start it", "stop": "stop it", "restart": "stop and start it"}
 
 
@@ -111,6 +116,14 @@ def _install(args: argparse.Namespace, manager: Manager) -> int:
     if resolved.settings.port == 0:
         raise ConfigError("--port: a service needs a port of its own; give one above 0.")
     wanted = installation(args.name, args, resolved, config_home=_config_home())
+    # Copied into the service's file, which others may read, a secret would be one no more.
+    unset = [name for name in resolved.variables if name not in wanted.service.environment]
+    if unset:
+        print(
+            f"mlx-isolate: {resolved.settings.config_path} reads {', '.join(unset)} from the "
+            f"environment, and a service does not get this shell's; {_SET_ONE[manager.kind]}",
+            file=sys.stderr,
+        )
     if args.dry_run:
         _show_steps(plan_steps(wanted, manager, start=not args.no_start))
         return exit_codes.OK
@@ -138,10 +151,8 @@ def _outcome(wanted: Installation, *, started: bool) -> str:
 
 def remarks(resolved: Resolved) -> list[str]:
     """What is doubtful about the files that a service of these settings would read."""
-    settings = resolved.settings
-    paths = [resolved.api_key_file, settings.config_path if settings.api_keys else None]
     found: list[str] = []
-    for name in paths:
+    for name in (resolved.api_key_file, resolved.key_holder):
         path = Path(name).expanduser() if name else None
         if path is not None and path.exists() and path.stat().st_mode & 0o077:
             found.append(f"{path} holds API keys and others can read it; chmod 600 {path}")

@@ -5,6 +5,7 @@ Keys are llama-swap's where it has them, else the flags' names (`queue_timeout` 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -58,6 +59,7 @@ DAEMON_FLAGS = {
 ENGINE_FLAGS = {_key(flag.name): flag.name for flag in FLAGS if flag.scope == "engine"}
 
 Texts = str | list[str]
+_VARIABLE = re.compile(r"\$\{env\.([A-Za-z0-9_.-]+)\}")
 
 
 def read_file(path: Path, environment: Mapping[str, str]) -> FileLayer:
@@ -108,8 +110,23 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     groups = _groups(mapping(content.get("groups"), "groups"), specs)
     specs = _preload(_hooked(content.get("hooks")), _pin(groups, specs))
     return FileLayer(
-        path=str(path), values=values, models=tuple(specs), engine=engine, groups=groups
+        path=str(path),
+        values=values,
+        models=tuple(specs),
+        engine=engine,
+        groups=groups,
+        holds_keys=_holds_keys(top, flags),
+        variables=tuple(sorted(set(_VARIABLE.findall(repr(content))))),
     )
+
+
+def _holds_keys(top: Mapping[str, Any], flags: Mapping[str, str]) -> bool:
+    """Whether keys stand in the file itself; what a macro stands for does, a variable does not."""
+    for key, value in top.items():
+        if flags.get(key.replace("-", "_")) == "--api-key" and value is not None:
+            texts: list[Any] = value if isinstance(value, list) else [value]
+            return any(not _VARIABLE.fullmatch(str(text).strip()) for text in texts)
+    return False
 
 
 def _refuse_commands(models: Mapping[str, Any]) -> None:

@@ -31,6 +31,8 @@ class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
         values: flag name to text or texts, of both scopes.
         models: complete except for engine settings, which are in `engine`.
         engine: model id to flag name to text.
+        holds_keys: an API key stands in it itself, not only the name of a variable that has one.
+        variables: names of the environment's variables that it uses.
     """
 
     path: str
@@ -38,6 +40,8 @@ class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelSpec, ...] = ()
     engine: Mapping[str, Mapping[str, str | Sequence[str]]] = {}
     groups: tuple[GroupSpec, ...] = ()
+    holds_keys: bool = False
+    variables: tuple[str, ...] = ()
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +81,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         origins: daemon field or `engine.<field>` to the place its value came from; fields that
             are absent have their default.
         api_key_file: path of a file with more keys, not read yet.
+        key_holder: path of the configuration file where that itself holds keys.
+        variables: names of the environment's variables that the configuration file uses.
         warnings: sentences for the log.
         names_no_model: nobody asked for a model, so the demo is served.
     """
@@ -85,6 +91,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineSettings
     origins: Mapping[str, str]
     api_key_file: str | None = None
+    key_holder: str | None = None
+    variables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     names_no_model: bool = False
 
@@ -117,6 +125,8 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         engine=engine,
         origins=origins,
         api_key_file=None if api_key_file is None else str(api_key_file),
+        key_holder=layers.file.path if layers.file and layers.file.holds_keys else None,
+        variables=layers.file.variables if layers.file else (),
         warnings=_unknown_variables(layers.environment) + _logged_texts(settings),
     )
 
