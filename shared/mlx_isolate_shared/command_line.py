@@ -57,10 +57,16 @@ class Parser(argparse.ArgumentParser):
         kind = str(action.metavar or action.dest).lower()
         raise argparse.ArgumentError(None, f"there is no {kind} {value!r}{hint}")
 
+    def _verbs(self) -> str:
+        """The words that one of is missing, where this command has such."""
+        parsers = [action for action in self._actions if action.nargs == argparse.PARSER]
+        words = [str(word) for action in parsers for word in action.choices or ()]
+        return f": {', '.join(words)}" if words else ""
+
     def error(self, message: str) -> NoReturn:
         """Say it on stderr and leave with USAGE."""
         # argparse begins with the flag's name here, and with many words there.
         told = message.removeprefix("argument ")
         if told.startswith(_MISSING):
-            told = f"give {told.removeprefix(_MISSING)}"
+            told = f"give {told.removeprefix(_MISSING)}{self._verbs()}"
         self.exit(USAGE, f"mlx-isolate: {told}; see {self.prog} --help\n")

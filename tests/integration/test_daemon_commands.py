@@ -59,6 +59,12 @@ def test_status_tells_what_failed_and_why(daemon: RunningDaemon) -> None:
     assert json.loads(daemon.command("status", "--json").stdout)["supervisor"]["pid"]
 
 
+def test_top_tells_why_a_model_has_failed_in_a_line_of_its_own(daemon: RunningDaemon) -> None:
+    shown = daemon.command("top", COLUMNS="80").stdout.splitlines()
+    assert [line.split()[1] for line in shown[2:4]] == ["ready", "failed"]
+    assert shown[4] == "broken: no config.json"
+
+
 def test_logs_prints_the_lines_of_one_model(daemon: RunningDaemon) -> None:
     outcome = daemon.command("logs", "first")
     assert outcome.returncode == OK, outcome.stderr

@@ -99,7 +99,7 @@ def test_status_prints_what_a_person_asks_for() -> None:
         "  engine #2: pid 4711, 1.2 GB (pss)",
         "  gemma3_text, 268M parameters, float32, context 32768, cpu with OpenBLAS, loaded in 2.3s",
         "  requests: 1 running, 0 waiting",
-        "  restarts: 1 (killed: 1)",
+        "  restarts: 1 (1 killed)",
         "  last exit: engine #1, SIGKILL, 10s ago: killed by SIGKILL",
         "    | one",
         "    | two",
@@ -110,6 +110,9 @@ def test_status_says_why_a_model_has_failed_and_what_comes_next() -> None:
     failure = Failure(cause="circuit_open", code="crash_loop", message="5 crashes", retry_in_s=12.0)
     lines = status_lines(status(model_status(state="failed", failure=failure)), "u", now=1000.0)
     assert "  failed (crash_loop): 5 crashes; next try in 12s" in lines
+    told = Failure(cause="cannot_work", code="model_missing", message="There is no /m.")
+    lines = status_lines(status(model_status(state="failed", failure=told)), "u", now=1000.0)
+    assert "  failed (model_missing): There is no /m; no new try by itself" in lines
 
 
 def test_status_and_flush_say_why_nothing_reaches_the_disk() -> None:

@@ -48,7 +48,7 @@ def test_every_finding_that_is_not_ok_has_a_remedy() -> None:
     assert shown[-1] == "nothing would stop it from serving; 1 doubt"
     assert "remedy: faster" in shown[2]
     shown = list(lines([fault("port", "taken.", "another")]))
-    assert shown[-1] == "1 fault would stop it from serving; no doubts"
+    assert shown[-1] == "1 fault would stop it, or a model, from serving; no doubts"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ from mlx_isolate_supervisor.exit_codes import USAGE
             ["config", "chek", "f"],
             "there is no verb 'chek', did you mean check; see mlx-isolate config --help",
         ),
+        (
+            ["config"],
+            "give VERB: check, show, import, schema; see mlx-isolate config --help",
+        ),
     ],
 )
 def test_it_names_the_nearest_one(

@@ -104,13 +104,14 @@ def _trouble_lines(model: ModelStatus, now: float) -> list[str]:
     if model.failure is not None:
         retry = model.failure.retry_in_s
         then = "no new try by itself" if retry is None else f"next try in {show_seconds(retry)}"
-        lines.append(f"  failed ({model.failure.code}): {model.failure.message}; {then}")
+        why = model.failure.message.rstrip(".")
+        lines.append(f"  failed ({model.failure.code}): {why}; {then}")
     if model.progress is not None and model.progress.cache.ssd_trouble:
         lines.append(f"  prompt cache on disk: {model.progress.cache.ssd_trouble}")
     if model.next_try_s is not None:
         lines.append(f"  next try in {show_seconds(model.next_try_s)}")
     if model.restarts:
-        causes = ", ".join(f"{cause}: {n}" for cause, n in model.restarts_by_cause.items())
+        causes = ", ".join(f"{n} {cause}" for cause, n in model.restarts_by_cause.items())
         lines.append(f"  restarts: {model.restarts} ({causes})" if causes else
                      f"  restarts: {model.restarts}")  # fmt: skip
     if model.last_exit is not None:

@@ -130,6 +130,10 @@ class Screen:
         if self._status is None:
             return Text(self.trouble or "no answer yet", style="red")
         parts: list[RenderableType] = [self._head(self._status), self._models(self._status, now)]
+        for model in self._status.models:
+            if model.failure is not None:
+                why = f"{model.id}: {model.failure.message}"
+                parts.append(Text(harmless(why), style=STYLES["failed"]))
         if self._events:
             parts += [Text(), self._event_lines()]
         return Group(*parts)
@@ -188,8 +192,6 @@ def _state(model: ModelStatus) -> str:
     if model.state == "starting" and model.loading is not None:
         step = model.loading
         return step.stage if step.fraction is None else f"{step.stage} {step.fraction:.0%}"
-    if model.state == "failed" and model.failure is not None:
-        return f"failed: {model.failure.code}"
     return model.state
 
 

@@ -12,6 +12,7 @@ import msgspec
 from mlx_isolate_shared.probe import FolderFinding, ProbeAnswer
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
 from mlx_isolate_supervisor.engines.blas import choose_blas
+from mlx_isolate_supervisor.settings.quantities import show_bytes
 
 PROBE = (sys.executable, "-P", "-m", "mlx_isolate_engine.probe")
 # Imports from a cold disk, and on a GPU its first kernel.
@@ -94,4 +95,4 @@ def judge_folder(answer: ProbeAnswer, found: FolderFinding) -> Finding:
             f"{name} is whole, but {found.dtype} is tens of times slower than float32 on a CPU.",
             "convert it to float32: mlx_lm.convert --dtype float32",
         )
-    return ok("model", f"{name} is whole, {found.weights_bytes / 1e9:.2f} GB of weights.")
+    return ok("model", f"{name} is whole, {show_bytes(found.weights_bytes)} of weights.")

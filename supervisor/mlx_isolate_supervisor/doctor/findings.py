@@ -5,7 +5,8 @@ from typing import Literal
 
 import msgspec
 
-# `ok`; `doubt`: it serves, but slower or more fragile than it could; `fault`: it would not serve.
+# `ok`; `doubt`: it serves, but slower or more fragile than it could; `fault`: it would not
+# serve, or not that model.
 Level = Literal["ok", "doubt", "fault"]
 
 
@@ -35,7 +36,7 @@ def doubt(area: str, text: str, remedy: str) -> Finding:
 
 
 def fault(area: str, text: str, remedy: str) -> Finding:
-    """It would not serve."""
+    """It would not serve, or not that model."""
     return Finding(area=area, level="fault", text=text, remedy=remedy)
 
 
@@ -49,7 +50,8 @@ def lines(findings: Sequence[Finding]) -> Iterator[str]:
     faults = sum(finding.level == "fault" for finding in findings)
     doubts = sum(finding.level == "doubt" for finding in findings)
     if faults:
-        yield f"{_count(faults, 'fault')} would stop it from serving; {_count(doubts, 'doubt')}"
+        what = f"{_count(faults, 'fault')} would stop it, or a model, from serving"
+        yield f"{what}; {_count(doubts, 'doubt')}"
     else:
         yield f"nothing would stop it from serving; {_count(doubts, 'doubt')}"
 

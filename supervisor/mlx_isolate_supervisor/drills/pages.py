@@ -69,11 +69,15 @@ def summary_lines(reports: Sequence[DrillReport]) -> Iterator[str]:
 def _count(done: Sequence[DrillReport]) -> str:
     counts = {
         "kept all promises": "kept",
-        "broke one": "broken",
+        "broke a promise": "broken",
         "could not be run": "not_run",
     }
     numbers = {text: sum(r.result == result for r in done) for text, result in counts.items()}
-    return ", ".join(f"{number} {text}" for text, number in numbers.items() if number)
+    return ", ".join(
+        f"{number} {'drill' if number == 1 else 'drills'} {text}"
+        for text, number in numbers.items()
+        if number
+    )
 
 
 def _figure_lines(done: Sequence[DrillReport]) -> Iterator[str]:

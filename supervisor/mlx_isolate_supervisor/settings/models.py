@@ -105,7 +105,8 @@ def name_models(typed: Sequence[str], served_names: Sequence[str]) -> tuple[tupl
     models = [locate_model(text) for text in (typed or [DEMO])]
     if served_names and len(served_names) != len(models):
         raise ConfigError(
-            f"--served-model-name was given {len(served_names)} times for {len(models)} models; "
+            f"--served-model-name was given {len(served_names)} times for {len(models)} "
+            f"{'model' if len(models) == 1 else 'models'}; "
             "give it once per model, in their order."
         )
     ids = list(served_names) or [model_id(model) for model in models]
