@@ -97,6 +97,15 @@ def test_a_bad_value_in_the_environment_names_the_variable() -> None:
         settle(environment={"MLX_ISOLATE_PORT": "70000"})
 
 
+def test_bytes_that_are_no_text_are_refused_before_an_engine_is_told_them() -> None:
+    with pytest.raises(ConfigError, match=r"--ssd-cache-dir: '/c\\udcff' is not UTF-8"):
+        settle({"--ssd-cache-dir": "/c\udcff"})
+    with pytest.raises(ConfigError, match="MLX_ISOLATE_RUN_DIR: .* is not UTF-8"):
+        settle({}, {"MLX_ISOLATE_RUN_DIR": "/r\udcff"})
+    with pytest.raises(ConfigError, match=r"the path of m: '/m\\udcff' is not UTF-8"):
+        settle(models=(("m", "/m\udcff"),))
+
+
 def test_a_bad_value_in_the_file_names_flag_and_file() -> None:
     with pytest.raises(ConfigError, match=r"^--ttl in c\.yaml: 'x' is not a time"):
         settle(file=FileLayer(path="c.yaml", values={"--ttl": "x"}))

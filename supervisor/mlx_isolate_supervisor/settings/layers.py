@@ -117,6 +117,11 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
     daemon = _shares(daemon, machine, "")
     models = _command_line_models(layers, engine) + _file_models(layers.file, engine, machine)
     check_unique([name for model in models for name in (model.id, *model.aliases)])
+    for model in models:
+        try:
+            _utf8(model.model)
+        except ValueError as error:
+            raise ConfigError(f"the path of {model.id}: {model.model!r} {error}.") from None
     groups = layers.file.groups if layers.file else ()
     settings = msgspec.convert(daemon | {"models": models, "groups": groups}, ServeSettings)
     settings = share_prompt_cache(settings, machine)
@@ -148,11 +153,26 @@ def _parse(flag: Flag, origin: str, text: str | Sequence[str]) -> object:
     if not flag.several and not isinstance(text, str):
         raise ConfigError(f"{place}: a list was given where one value is expected.")
     try:
-        values = [flag.parse(part.strip() if flag.several else part) for part in texts]
+        values = [flag.parse(_utf8(part.strip() if flag.several else part)) for part in texts]
     except ValueError as error:
         shown = "(hidden)" if flag.secret else ", ".join(repr(part) for part in texts)
         raise ConfigError(f"{place}: {shown} {error}.") from None
     return tuple(values) if flag.several else values[0]
+
+
+def _utf8(text: str) -> str:
+    """The text, if it can be told to engines and shown on pages.
+
+    What the system hands over may be any bytes (the name of a folder, say).
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not UTF-8") from None
+    return text
 
 
 def _origin_key(flag: Flag) -> str:
