@@ -124,6 +124,13 @@ def test_a_llama_swap_file_is_carried_over_and_the_rest_is_named(tmp_path: Path)
     )
 
 
+def test_a_file_without_a_model_for_us_is_not_imported(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text("models: {a: {path: /m}}\nhooks: {on_startup: {preload: [a]}}\n")
+    with pytest.raises(ConfigError, match="no model of it runs mlx_lm.server"):
+        import_llama_swap(path, {})
+
+
 def test_what_was_imported_can_be_served(tmp_path: Path) -> None:
     path = tmp_path / "llama-swap.yaml"
     path.write_text(LLAMA_SWAP)

@@ -54,7 +54,8 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
     """Translate a file.
 
     Raises:
-        ConfigError: it cannot be read, or what came out of it is not right.
+        ConfigError: it cannot be read, no model of it can be served here, or what came out of it
+            is not right.
     """
     source = read_yaml(path)
     remarks: list[str] = []
@@ -77,6 +78,8 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
         model = _model(id, own, macros, remarks)
         if model is not None:
             models[id] = model
+    if not models:
+        raise ConfigError(f"{path}: no model of it runs mlx_lm.server, so none can be imported.")
     ours["models"] = models
     _groups(source.get("groups"), ours, remarks)
     _preloads(ours, remarks)
