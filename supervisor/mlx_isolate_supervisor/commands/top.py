@@ -174,7 +174,8 @@ class Screen:
             "-" if rate is None else f"{rate:.1f}",
             str(model.active),
             str(model.queued),
-            "-" if cache is None else show_bytes(cache.ram_bytes + cache.ssd_bytes),
+            # In memory: a folder on disk may be that of many models, and is not this one's alone.
+            "-" if cache is None else show_bytes(cache.ram_bytes),
         )
 
     def _event_lines(self) -> Table:
