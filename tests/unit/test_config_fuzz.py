@@ -158,6 +158,7 @@ def test_a_hostile_file_is_taken_or_refused_in_a_sentence(name: str, tmp_path: P
         r'models: {m: {path: "\ud800"}}',
         "models: {m: {filters: {setParams: {a: {~: 1}}}}}",
         "models: {m: {filters: {setParams: {a: !!set {x}}}}}",
+        "models: {m: {filters: {setParams: {temperature: .inf}}}}",
     ],
 )
 def test_what_no_engine_could_be_told_is_refused_where_it_is_read(text: str) -> None:

@@ -1,5 +1,6 @@
 """Reading of YAML text, with the checks that its library leaves out."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ class _Loader(yaml.SafeLoader):
         number: int = super().construct_yaml_int(node)
         return number
 
+    def construct_yaml_float(self, node: Any) -> float:
+        """Refuse what is no number, which JSON would turn into nothing."""
+        number: float = super().construct_yaml_float(node)
+        if not math.isfinite(number):
+            problem = f"{node.value} is no number here"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return number
+
     def construct_yaml_str(self, node: Any) -> str:
         """Refuse what no other program can be told."""
         text: str = self.construct_scalar(node)
@@ -81,6 +90,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor(_TAG + "int", _Loader.construct_yaml_int)
+_Loader.add_constructor(_TAG + "float", _Loader.construct_yaml_float)
 for _name in ("str", "timestamp"):
     _Loader.add_constructor(_TAG + _name, _Loader.construct_yaml_str)
 for _name in ("binary", "omap", "pairs", "set"):
