@@ -1,6 +1,7 @@
 """The log file: appended to, renamed when it is full, made anew when it has gone."""
 
 import shutil
+import stat
 from pathlib import Path
 
 from mlx_isolate_supervisor.telemetry.log_file import LogFile
@@ -13,6 +14,15 @@ def test_lines_are_appended_to_what_there_is(tmp_path: Path) -> None:
     file.write(b"new\n")
     assert path.read_bytes() == b"old\nnew\n"
     file.close()
+
+
+def test_no_other_user_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    file = LogFile(path, bytes_max=4, kept=1)
+    for line in (b"1\n", b"2\n", b"3\n"):
+        file.write(line)
+    file.close()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()] == [0o600, 0o600]
 
 
 def test_a_full_file_becomes_the_first_older_one_and_the_oldest_goes(tmp_path: Path) -> None:
