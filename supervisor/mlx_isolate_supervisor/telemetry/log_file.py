@@ -61,7 +61,7 @@ class LogFile:
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            # With --log-text it holds what people wrote; who may read more sets the file's mode.
+            # With --log-text it holds what people wrote; for a collector the owner may open it up.
             self._fd = os.open(self.path, flags, 0o600)
         return self._fd
 
