@@ -1,7 +1,9 @@
 """The endpoints that the supervisor answers by itself, over a real daemon and fake engines."""
 
 import os
+import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -9,6 +11,7 @@ import psutil
 import pytest
 
 from mlx_isolate_shared import wire
+from mlx_isolate_supervisor.open_files import WANTED
 from tests.running_daemon import RunningDaemon, fake_model, read_until
 from tests.waiting import wait_for
 
@@ -198,6 +201,13 @@ def test_pages_are_quick_while_an_engine_stands_still(daemon: RunningDaemon) -> 
         os.kill(engine, signal.SIGCONT)
         for stream in streams:
             stream.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit (Linux)")
+def test_it_may_have_as_many_files_open_as_it_is_allowed(daemon: RunningDaemon) -> None:
+    """A shell's 1,024 are filled by idle connections alone."""
+    soft, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    assert soft >= min(WANTED[0], hard)
 
 
 def test_an_error_of_a_handler_is_one_envelope_without_a_traceback(daemon: RunningDaemon) -> None:

@@ -99,15 +99,24 @@ def test_a_probe_that_fails_in_any_way_is_a_fault(script: str, said: str) -> Non
     assert said in found.text
 
 
-def test_few_open_files_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(256, 4096), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+@pytest.mark.parametrize(
+    ("limits", "level"),
+    [((256, 512), "doubt"), ((256, 4096), "ok"), ((-1, -1), "ok")],
+)
+def test_few_open_files_are_doubted_where_they_cannot_become_more(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], level: str
+) -> None:
+    own = [limits]
 
     def getrlimit(_: int) -> tuple[int, int]:
-        return limits.pop(0)
+        return own[-1]
+
+    def setrlimit(_: int, new: tuple[int, int]) -> None:
+        own.append(new)
 
     monkeypatch.setattr(resource, "getrlimit", getrlimit)
-    assert check_open_files().level == "doubt"
-    assert check_open_files().level == "ok"
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    assert check_open_files().level == level
 
 
 def test_a_disk_is_measured_where_the_folder_will_be_and_nothing_is_left(tmp_path: Path) -> None:

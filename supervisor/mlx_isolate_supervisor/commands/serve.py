@@ -14,6 +14,7 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.listening import PortTakenError, bind
+from mlx_isolate_supervisor.open_files import allow_many_open_files
 from mlx_isolate_supervisor.settings.defaults import NO_DEFAULT, default_text
 from mlx_isolate_supervisor.settings.flags import BY_NAME, FLAGS, TOPICS, Flag
 from mlx_isolate_supervisor.settings.layers import FileLayer, Layers, Machine, Resolved, resolve
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
     """
     resolved = _doubt_missing_folders(settings_of(args))
     sockets = _bind(resolved.settings)
+    allow_many_open_files()
     try:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
         from mlx_isolate_supervisor.app import Launch, run_daemon

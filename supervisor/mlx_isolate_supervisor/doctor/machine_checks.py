@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.open_files import allow_many_open_files
 from mlx_isolate_supervisor.settings.quantities import show_bytes
 
 # Written and synced to measure a disk; the first few MB of a slow one tell nothing.
@@ -83,15 +84,16 @@ def judge_memory(memory: Memory, weights: Sequence[tuple[str, int]]) -> list[Fin
 
 
 def check_open_files() -> Finding:
-    """Whether many connections can be open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
+    """Whether a daemon may have many connections open, which raises its limit as far as it may."""
+    limit = allow_many_open_files()
+    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES_MIN:
         return doubt(
             "files",
-            f"{soft} files may be open; each request takes two.",
-            f"ulimit -n {OPEN_FILES_MIN * 8} before the start, or install it as a service",
+            f"{limit} files may be open; each request takes two.",
+            f"raise the hard limit: ulimit -Hn {OPEN_FILES_MIN * 8} as root, before the start",
         )
-    return ok("files", "any number may be open." if soft < 0 else f"{soft} may be open.")
+    is_endless = limit == resource.RLIM_INFINITY
+    return ok("files", "any number may be open." if is_endless else f"{limit} may be open.")
 
 
 def check_disk(what: str, folder: Path, sample_bytes: int = SAMPLE_BYTES) -> Finding:
