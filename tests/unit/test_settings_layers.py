@@ -140,6 +140,13 @@ def test_an_ssd_tier_without_a_ram_tier_is_refused() -> None:
         settle({"--prompt-cache-size": "0", "--ssd-cache-dir": "/cache"})
 
 
+@pytest.mark.parametrize(("flag", "highest"), [("--temp", 2), ("--top-p", 1), ("--min-p", 1)])
+def test_a_default_is_held_to_what_a_request_may_ask_for(flag: str, highest: int) -> None:
+    settle({flag: str(highest)})
+    with pytest.raises(ConfigError, match=f"^{flag}: '9' must lie between 0 and {highest}"):
+        settle({flag: "9"})
+
+
 def test_a_models_own_engine_settings_beat_the_daemons() -> None:
     spec = ModelSpec(id="m", model="/m")
     file = FileLayer(

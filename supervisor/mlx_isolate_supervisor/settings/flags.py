@@ -92,6 +92,13 @@ def _fraction(text: str) -> float:
     return number
 
 
+def _temperature(text: str) -> float:
+    number = parse_number(text)
+    if number > 2:
+        raise ValueError("must lie between 0 and 2")
+    return number
+
+
 def _object(text: str) -> object:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
@@ -293,7 +300,7 @@ FLAGS: tuple[Flag, ...] = (
     _engine("--chat-template", _text, "TEMPLATE", "chat template of the tokenizer"),
     _engine("--use-default-chat-template", parse_switch, "", "use the default chat template"),
     _engine("--chat-template-args", _object, "JSON", "arguments of the chat template"),
-    _engine("--temp", parse_number, "T", "default sampling temperature"),
+    _engine("--temp", _temperature, "T", "default sampling temperature"),
     _engine("--top-p", _fraction, "P", "default nucleus sampling"),
     _engine("--top-k", parse_whole, "K", "default top-k; 0 = off"),
     _engine("--min-p", _fraction, "P", "default min-p; 0 = off"),
