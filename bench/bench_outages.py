@@ -10,9 +10,8 @@ it again at once. Both serve one model of random weights, taking turns:
   a minute has the rest of its processes killed too, as its user would;
 * the first token of a long prompt: cold, repeated, and repeated after that kill;
 * memory after many requests of four clients, with fresh servers: of all processes (ours has a
-  supervisor and, where there is room, a spare engine) and of the one with the model. By default
-  ours keeps prompts in memory up to a limit in bytes, so it is also measured with as many prompts
-  as mlx_lm.server keeps (ten).
+  supervisor and, where there is room, a spare engine) and of the one with the model; and the same of
+  ours without its disk, since what waits to be written there is memory until the engine has a pause.
 
 Not measured: speed (bench_serving), a kill of the supervisor itself, and requests that were running
 when the kill came (both lose them; ours says so).
@@ -56,8 +55,6 @@ SETTLE_S = 3.0
 RETRY_S = 0.02
 MEMORY_CLIENTS = 4
 MEMORY_WORDS = (16, 32, 64, 128)
-# Prompts that mlx_lm.server and mlx-openai-server keep by default.
-THEIR_PROMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -199,14 +196,14 @@ Start = Callable[[], Rival]
 def run(model: Path, size: Size, rival: str = MLX_LM) -> dict[str, Pair]:
     """Everything, in turns."""
 
-    def start_ours(*flags: str) -> Rival:
-        return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"), *flags)
+    def start_ours() -> Rival:
+        return ours(model, "--ssd-cache-dir", str(model.parent / "ssd"))
+
+    def start_without_disk() -> Rival:
+        return ours(model)
 
     def start_theirs() -> Rival:
         return theirs(model, rival, is_looped=True)
-
-    def start_ours_with_few() -> Rival:
-        return start_ours("--prompt-cache-size", str(THEIR_PROMPTS))
 
     with start_ours() as mine, start_theirs() as other:
         sides = (Side(mine, mine.model_name(), size), Side(other, str(model), size))
@@ -216,16 +213,16 @@ def run(model: Path, size: Size, rival: str = MLX_LM) -> dict[str, Pair]:
             for side in sides if number % 2 else sides[::-1]:
                 side.leave(number)
                 side.kill(number)
-    filled, few, other_filled = (
-        fill(start, model, size) for start in (start_ours, start_ours_with_few, start_theirs)
+    filled, without_disk, other_filled = (
+        fill(start, model, size) for start in (start_ours, start_without_disk, start_theirs)
     )
-    few = {f"{name}, ten prompts kept": values for name, values in few.items()}
+    without_disk = {f"{name}, nothing on disk": values for name, values in without_disk.items()}
     return {
         figure: compare(values, theirs_too, higher_is_better=False)
         for figure, values, theirs_too in (
             *((name, values, sides[1].figures[name]) for name, values in sides[0].figures.items()),
             *((name, values, other_filled[name]) for name, values in filled.items()),
-            *zip(few, few.values(), other_filled.values(), strict=True),
+            *zip(without_disk, without_disk.values(), other_filled.values(), strict=True),
         )
     }
 
