@@ -10,6 +10,7 @@ from tests.waiting import wait_for
 MODEL = "slow"
 # More than come before a kill that follows upon the first of them.
 TOKENS = 600
+MORE_TOKENS = 60
 QUESTION = "tell me something"
 
 
@@ -23,7 +24,7 @@ def continuation(daemon: RunningDaemon, part: str) -> str:
     """How the engine goes on from `part`."""
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": part}]
     answer: Any = daemon.chat(
-        MODEL, messages=messages, max_tokens=TOKENS, temperature=0, continue_final_message=True
+        MODEL, messages=messages, max_tokens=MORE_TOKENS, temperature=0, continue_final_message=True
     ).json()
     text: str = answer["choices"][0]["message"]["content"]
     return text
@@ -51,6 +52,7 @@ def test_answer_cut_by_a_kill_is_continued_by_the_next_engine(
     # The answer's end is told before the engine is reaped, so for a moment it still shows as ready.
     wait_for(lambda: daemon.status()["models"][index]["pid"] != before, 10.0, "the engine is gone")
     daemon.wait_state("ready", index, 60.0)
+    browser.script("mlxIsolate.chat.store.settings.max_tokens = arguments[0]", MORE_TOKENS)
     browser.press("Continue")
     browser.wait_answer("done", 1)
     assert content(browser) == part + continuation(daemon, part)
