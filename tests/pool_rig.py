@@ -69,6 +69,12 @@ class PoolRig:
         steps = [step for step in self.transitions if step.model == model]
         return [step.at for step in steps if step.after == "starting" != step.before]
 
+    def pauses(self, model: str = "m") -> list[float]:
+        """Seconds from each end of an incarnation that never got ready to the next spawn."""
+        steps = [step for step in self.transitions if step.model == model]
+        ends = [step.at for step in steps if step.before == "starting" != step.after]
+        return [spawn - end for end, spawn in zip(ends, self.spawns(model)[1:], strict=False)]
+
     def set_faults(self, model: str = "m", **faults: Any) -> None:
         """What incarnations spawned from now on do wrong; see tests/fakes/fake_faults.py."""
         (self.models / model / "fake.json").write_text(json.dumps(faults))
