@@ -11,6 +11,7 @@ of it is its own. It says nothing of speed.
 
 import argparse
 import asyncio
+import contextlib
 import random
 import signal
 import sys
@@ -136,6 +137,9 @@ class Soak:
                     outcomes = len(self._clients.outcomes)
                     print(f"{told_s:7.0f} s: {outcomes} outcomes, {self._watch.line()}", flush=True)
         watching.cancel()
+        # Whatever ended it before that is raised: an hour without samples proves nothing.
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
 
 
 def soak(plan: Plan) -> Record:

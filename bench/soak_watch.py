@@ -1,7 +1,9 @@
 """Watches the daemon of a soak: its size as time goes on, and what is left at the end."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -32,6 +34,7 @@ class Watch:
         self._ssd = ssd
         self._now = now
         self._pid = daemon.process.pid
+        self._failures: list[str] = []
         self.samples: list[Sample] = []
 
     def line(self) -> str:
@@ -48,17 +51,18 @@ class Watch:
             began_s = self._now()
             try:
                 await get_json(self._daemon.port, "/livez")
-            except (Broken, OSError):
-                return
+            except (Broken, OSError) as error:
+                self._failures.append(f"/livez at {began_s:.0f} s: {error!r}")
+                continue
             self.samples.append(self._sample(began_s, self._now() - began_s))
 
     def unsettled(self, deadline_s: float) -> list[str]:
-        """What does not come to rest within `deadline_s` after the last client has ended."""
+        """What failed meanwhile, and what does not rest `deadline_s` after the last client's end."""
+        found, self._failures = self._failures, []
         try:
             wait_for(lambda: self._is_at_rest() and not self._strangers(), deadline_s)
         except AssertionError:
-            return [f"no rest: {self._daemon.status()}, strangers {self._strangers()}"]
-        found: list[str] = []
+            return [*found, f"no rest: {self._daemon.status()}, strangers {self._strangers()}"]
         if self._daemon.status()["supervisor"]["pid"] != self._pid:
             found.append("another supervisor answers")
         scrape = self._daemon.ask("GET", "/metrics").body.decode()
@@ -101,22 +105,19 @@ class Watch:
             memory_bytes=held[0] if held else 0,
             descriptors=psutil.Process(self._pid).num_fds(),
             sockets=len(list(self._daemon.run_dir.iterdir())),
-            cache_bytes=_size(self._ssd.rglob("*")),
-            state_bytes=_size(
-                path
-                for folder in ("state", "cache", "config", "mlx-cache")
-                for path in (home / folder).rglob("*")
-            ),
-            log_bytes=_size((home / "logs").rglob("*")),
+            cache_bytes=_size(self._ssd),
+            state_bytes=_size(*(home / name for name in ("state", "cache", "config", "mlx-cache"))),
+            log_bytes=_size(home / "logs"),
             livez_s=round(livez_s, 4),
         )
 
 
-def _size(paths: Iterable[Path]) -> int:
+def _size(*folders: Path) -> int:
+    """Bytes of all files below; what is removed meanwhile does not count."""
     total = 0
-    for path in paths:
-        try:
-            total += path.lstat().st_size
-        except OSError:
-            continue  # removed meanwhile
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(place, name)).st_size
     return total
