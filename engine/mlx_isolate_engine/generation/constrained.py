@@ -55,7 +55,28 @@ class _Position:
             raise ConstraintFailedError(self._matcher.get_error())
 
 
-class ConstraintProcessor:
+class _Processor:
+    """What both have in common: which token is awaited, and when."""
+
+    _has_begun = False
+
+    def __call__(self, tokens: Any, logits: Any) -> Any:
+        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
+        schedule: Any = mx.async_eval
+        schedule(logits)
+        if self._has_begun:
+            self._accept(int(tokens[-1].item()))
+        self._has_begun = True
+        return self._held(logits)
+
+    def _accept(self, token: int) -> None:
+        raise NotImplementedError
+
+    def _held(self, logits: Any) -> Any:
+        raise NotImplementedError
+
+
+class ConstraintProcessor(_Processor):
     """Holds one row's whole answer to a grammar.
 
     Args:
@@ -67,14 +88,8 @@ class ConstraintProcessor:
         self._position = _Position(constraint.matcher, vocabulary_size)
         self._after = list(constraint.after)
         self._recent: list[int] = []
-        self._has_begun = False
 
-    def __call__(self, tokens: Any, logits: Any) -> Any:
-        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
-        _start(logits)
-        if self._has_begun:
-            self._accept(int(tokens[-1].item()))
-        self._has_begun = True
+    def _held(self, logits: Any) -> Any:
         return logits if self._after else self._position.only_allowed(logits)
 
     def _accept(self, token: int) -> None:
@@ -86,7 +101,7 @@ class ConstraintProcessor:
             self._after = []
 
 
-class CallProcessor:
+class CallProcessor(_Processor):
     """Holds each tool call of one row to a grammar; outside of calls the row is as free as ever.
 
     Args:
@@ -103,14 +118,8 @@ class CallProcessor:
         self._raw = raw
         self._call: _Position | None = None
         self._tail = b""
-        self._has_begun = False
 
-    def __call__(self, tokens: Any, logits: Any) -> Any:
-        """Logits [1, vocabulary] with everything that is not allowed at -inf."""
-        _start(logits)
-        if self._has_begun:
-            self._accept(int(tokens[-1].item()))
-        self._has_begun = True
+    def _held(self, logits: Any) -> Any:
         if self._call is not None:
             return self._call.only_allowed(logits)
         overruns = self._overruns()
@@ -139,8 +148,3 @@ class CallProcessor:
             if self._tail.endswith(opening[:written])
             for token in overruns
         ]
-
-
-def _start(logits: Any) -> None:
-    schedule: Any = mx.async_eval
-    schedule(logits)
