@@ -26,6 +26,7 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 from mlx_lm.utils import load_model
 from tests.material.models import FULL, ModelSpec, build_model
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
@@ -281,4 +282,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with leaving_nothing():
+        main()

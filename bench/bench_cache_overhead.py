@@ -24,6 +24,7 @@ from tests.engine_process import REAL, EngineProcess
 from tests.material.models import FULL, SLOW, ModelSpec, build_model
 from tests.raw_http import ask
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.paired import compare
 from mlx_isolate_shared.config import EngineSettings
@@ -112,4 +113,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with leaving_nothing():
+        main()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bench_cache import IDENTITY
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_engine.cache.kv_check import read_header
 from mlx_isolate_engine.cache.kv_file import EntryFacts, encode_header, lay_out
@@ -146,4 +147,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with leaving_nothing():
+        main()

@@ -20,6 +20,7 @@ from tests.integration.generation_rig import load_tiny
 from tests.material.models import ModelSpec, build_model
 
 from bench.bench_tokenloop import Size, measure_ours
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.paired import Pair, compare
 from mlx_isolate_engine.completion.service import ModelCompletionService
@@ -86,4 +87,5 @@ def main(arguments: list[str] | None = None) -> tuple[Pair, Pair]:
 
 
 if __name__ == "__main__":
-    main()
+    with leaving_nothing():
+        main()

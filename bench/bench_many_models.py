@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.running_daemon import RunningDaemon, fake_model
 from tests.waiting import wait_for
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_supervisor.engines.memory import footprint
 
@@ -140,4 +141,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with leaving_nothing():
+        sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.material.models import ModelSpec, build_model
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.paired import Pair, compare
 from bench.serving_calls import Caller
@@ -97,4 +98,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with leaving_nothing():
+        sys.exit(main(sys.argv[1:]))

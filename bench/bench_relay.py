@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import uvloop
 
+from bench.leaving import leaving_nothing
 from bench.relay_report import SMALL, Reading, Result, Sizes, facts, judge, show
 from bench.relay_rivals import Child, Rival, engine_of, start_daemon, start_haproxy, start_nginx
 
@@ -247,4 +248,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

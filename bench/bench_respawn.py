@@ -28,6 +28,7 @@ from tests.material.models import FULL, build_model
 from tests.raw_http import ask
 from tests.waiting import wait_until
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.engines.blas import choose_blas
@@ -213,4 +214,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.paired import compare
 from bench.serving_load import Turn, prompt, turn
@@ -188,4 +189,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with leaving_nothing():
+        sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 from tests.free_port import free_port
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_supervisor.engines.memory import footprint
 
@@ -154,4 +155,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

@@ -27,6 +27,7 @@ from mlx_lm.generate import BatchGenerator
 from tests.integration.generation_rig import load_tiny
 from tests.material.models import ModelSpec, build_model
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from mlx_isolate_engine.completion.events import ContentDelta, Event
 from mlx_isolate_engine.completion.request import CompletionRequest, TokensPrompt
@@ -217,4 +218,5 @@ def main(arguments: list[str] | None = None) -> list[Result]:
 
 
 if __name__ == "__main__":
-    main()
+    with leaving_nothing():
+        main()

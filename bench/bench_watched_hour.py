@@ -25,6 +25,7 @@ import aiohttp
 import msgspec
 import psutil
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.open_page import NoPage, Page, open_page
 from bench.relay_rivals import Rival, engine_of, start_daemon
@@ -358,4 +359,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

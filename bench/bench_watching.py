@@ -22,6 +22,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.relay_rivals import Rival, engine_of, start_daemon
 
@@ -238,4 +239,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

@@ -26,6 +26,7 @@ from typing import Self
 import msgspec
 from tests.running_daemon import RunningDaemon
 
+from bench.leaving import leaving_nothing
 from bench.soak_acts import Acts
 from bench.soak_clients import Clients
 from bench.soak_models import build_models, cold_answers, write_config
@@ -181,4 +182,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_nothing():
+        sys.exit(main())

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
 
+from bench.leaving import leaving_nothing
+
 ONE = (200, 2000, 30_000)
 CROWDS = (4, 16)
 CROWD_LENGTHS = (200, 1000, 2000, 500)
@@ -78,4 +80,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with leaving_nothing():
+        main(sys.argv[1:])
