@@ -97,13 +97,25 @@ class _End(asyncio.Protocol):
 
 
 class _ClientEnd(_End):
-    """The client's end; aiohttp's protocol, which had it before, still learns of its loss."""
+    """The client's end; aiohttp's protocol, which had it before, still learns of its loss.
+
+    Attributes:
+        was_full: whether it had not taken what was written before; that is told once only.
+    """
 
     def __init__(
-        self, tunnel: "Tunnel", transport: asyncio.Transport, before: asyncio.BaseProtocol
+        self, tunnel: "Tunnel", transport: asyncio.Transport, before: web.RequestHandler
     ) -> None:
         super().__init__(tunnel, transport, None)
         self._before = before
+        self.was_full = before.writing_paused
+
+    def resume_writing(self) -> None:
+        """Called by the event loop."""
+        super().resume_writing()
+        if self._before.writing_paused:
+            # It hangs up on clients that stay so.
+            self._before.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
@@ -135,11 +147,14 @@ class Tunnel:
         self._client_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stall_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
-        self._client = _ClientEnd(self, client, client.get_protocol())
+        before = cast(web.RequestHandler, client.get_protocol())
+        self._client = _ClientEnd(self, client, before)
         self._engine = _End(self, engine, self._frames)
         self._client.other, self._engine.other = self._engine, self._client
         client.set_protocol(self._client)
         engine.set_protocol(self._engine)
+        if self._client.was_full:
+            self._client.pause_writing()
         if early:
             self._engine.data_received(early)
 

@@ -119,6 +119,16 @@ class Rig:
         assert self.runner is not None
         await self.runner.cleanup()
 
+    def connections(self) -> list[web.RequestHandler]:
+        """The relay's ends of its clients' connections."""
+        assert self.runner is not None and self.runner.server is not None
+        return self.runner.server.connections
+
+    def unsent_bytes(self) -> int:
+        """What the relay has written to its clients and the kernel has not taken."""
+        transports = [connection.transport for connection in self.connections()]
+        return sum(one.get_write_buffer_size() for one in transports if one is not None)
+
     def descriptors(self) -> int:
         """Open descriptors of this process."""
         return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))

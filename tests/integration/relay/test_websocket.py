@@ -7,43 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from mlx_isolate_shared.errors import EngineError
-from mlx_isolate_supervisor.relay.limits import MIB, RelayLimits
 from mlx_isolate_supervisor.relay.tunnel import CLOSING_S
-from tests.fakes.fake_websocket import BINARY, CLOSE, TEXT, frame, read_frame
-from tests.integration.relay.client_side import Client
+from tests.fakes.fake_websocket import CLOSE, TEXT, frame, read_frame
 from tests.integration.relay.engine_side import EngineSide, whole
 from tests.integration.relay.rig import Rig, make_rig, run, soon
+from tests.integration.relay.sockets import ACCEPT, ASK, BLOCK, open_socket, read_close
 from tests.waiting import wait_until
-
-ASK = (
-    b"GET /upstream/m/ws?x=1 HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive, Upgrade\r\n"
-    b"Upgrade: websocket\r\nSec-WebSocket-Key: a2V5\r\nSec-WebSocket-Version: 13\r\n"
-)
-ACCEPT = (
-    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Accept: YQ==\r\n\r\n"
-)
-BLOCK = frame(BINARY, b"x" * 16 * 1024)
-# What may lie between the two ends of one direction: buffers of this process and the kernel's.
-ON_THE_WAY_MAX = 8 * MIB
-
-
-async def open_socket(rig: Rig) -> tuple[Client, EngineSide]:
-    """A client and an engine with a WebSocket between them."""
-    client = await rig.connect()
-    await client.send(ASK + b"\r\n")
-    side = await rig.engine.accept()
-    await side.read_head()
-    await side.send(ACCEPT)
-    assert (await client.read_head()).startswith(b"HTTP/1.1 101 ")
-    return client, side
-
-
-async def read_close(client: Client) -> tuple[int, str]:
-    """Code and reason of the close frame that must come next."""
-    opcode, payload = await soon(read_frame(client.reader), 5)
-    assert opcode == CLOSE
-    return struct.unpack(">H", payload[:2])[0], payload[2:].decode()
 
 
 def test_the_handshake_passes_with_its_headers() -> None:
@@ -269,76 +238,6 @@ def test_a_client_that_says_no_more_has_left_once_the_engine_is_silent() -> None
             assert await soon(side.read_rest()) == b""
             # The engine's end is still open, and its place is free again all the same.
             assert await soon(rig.slot.outcome(), 3 * CLOSING_S) == "cancelled"
-
-    run(scenario())
-
-
-def test_a_client_that_does_not_read_holds_up_the_engine_and_nothing_is_lost() -> None:
-    async def scenario() -> None:
-        async with make_rig() as rig:
-            client, side = await open_socket(rig)
-            client.pause()
-            sent = 0
-
-            async def send() -> None:
-                nonlocal sent
-                while sent < 4 * ON_THE_WAY_MAX:
-                    await side.send(BLOCK)
-                    sent += len(BLOCK)
-                await side.send(frame(CLOSE, b"\x03\xe8"))
-                side.close()
-
-            sending = asyncio.create_task(send())
-            await wait_until(lambda: side.is_blocked, 10, "the engine is held up")
-            assert sent < ON_THE_WAY_MAX
-            client.resume()
-            got = await client.reader.read(len(BLOCK))
-            while not got.endswith(b"\x88\x02\x03\xe8"):
-                got = got[-3:] + await client.reader.read(1 << 20)
-            await sending
-            client.leave()
-            assert await rig.slot.outcome() == "passed"
-            assert rig.recorder.ended_ones[0].bytes_out == sent + 4
-
-    run(scenario())
-
-
-def test_an_engine_that_does_not_read_holds_up_the_client() -> None:
-    async def scenario() -> None:
-        async with make_rig() as rig:
-            client, side = await open_socket(rig)
-            side.pause()
-            sent = 0
-
-            async def send() -> None:
-                nonlocal sent
-                while sent < 4 * ON_THE_WAY_MAX:
-                    await client.send(BLOCK)
-                    sent += len(BLOCK)
-
-            sending = asyncio.create_task(send())
-
-            def is_blocked() -> bool:
-                return client.writer.transport.get_write_buffer_size() > 0
-
-            await wait_until(is_blocked, 10, "the client is held up")
-            assert sent < ON_THE_WAY_MAX
-            side.resume()
-            await side.read_exactly(4 * ON_THE_WAY_MAX)
-            await sending
-            client.reset()
-            await rig.slot.outcome()
-
-    run(scenario())
-
-
-def test_a_client_that_reads_nothing_for_too_long_is_cut() -> None:
-    async def scenario() -> None:
-        async with make_rig(RelayLimits(client_stall_s=0.2)) as rig:
-            client, side = await open_socket(rig)
-            client.pause()
-            await soon(side.flood_with(BLOCK), 10)
-            assert await rig.slot.outcome() == "cancelled"
 
     run(scenario())
 
