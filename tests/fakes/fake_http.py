@@ -180,7 +180,7 @@ class Service:
             writer.write(plain(200, {"status": "ok", "pid": os.getpid(), "path": request.target}))
         elif request.method == "HEAD":
             writer.write(head(200, [("Content-Length", "123"), ("X-Fake", "yes")]))
-        elif request.method != "POST":
+        elif request.method != "POST" or path == "/admin/cache/flush":
             self._echo(request, RequestFaults(), writer)
         else:
             await self._complete(request, path, writer)

@@ -235,3 +235,22 @@ def test_a_model_named_in_the_body_is_the_only_one_whose_cache_is_touched(
     for body in ({"model": 7}, "second"):
         wrong = daemon.ask(method, path, body)
         assert (wrong.status, wrong.json()["error"]["param"]) == (400, "model")
+
+
+def test_a_flush_takes_its_time_from_the_body_or_the_query(daemon: RunningDaemon) -> None:
+    def told(body: object, query: str = "") -> str:
+        answer = daemon.ask("POST", "/admin/cache/flush" + query, body)
+        (evidence,) = answer.json()["models"].values()
+        return str(evidence["target"]).partition("?")[2]
+
+    assert told({"model": "first", "timeout_s": 2.5}) == "timeout_s=2.5"
+    assert told({"timeout_s": 0}, "?model=first&timeout_s=9") == "timeout_s=0"
+    assert told({"timeout_s": None}, "?model=first&timeout_s=9") == "timeout_s=9"
+    assert told({"model": "first", "depth": 7}) == "timeout_s=30"
+    wrongs: list[object] = [-1, 3601, 10**400, "5", True, [], {}]
+    for wrong in wrongs:
+        answer = daemon.ask("POST", "/admin/cache/flush", {"timeout_s": wrong})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "timeout_s"), wrong
+    for text in ("-1", "3601", "nan", "x", ""):
+        answer = daemon.ask("POST", f"/admin/cache/flush?timeout_s={text}")
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "timeout_s"), text

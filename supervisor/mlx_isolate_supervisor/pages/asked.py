@@ -1,9 +1,10 @@
-"""What a request to one of the supervisor's own endpoints asks for: a whole number, a model.
+"""What a request to one of the supervisor's own endpoints asks for: numbers, a model, a time.
 
 Whatever stands there instead is the caller's fault and is told so; none of it is a fault of ours.
 """
 
 import re
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -12,14 +13,22 @@ from mlx_isolate_shared.errors import RequestError
 
 # A control request names a model and little else.
 CONTROL_BODY_BYTES_MAX = 64 * 1024
+# Without it a caller could hold a connection to every engine for days.
+TIMEOUT_S_MAX = 3600.0
 # Digits as `int` takes them at once: neither another script's nor thousands of them.
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
-class _Control(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a control request."""
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a control request asks for.
+
+    Attributes:
+        model: as it is called there; None = none is named.
+        timeout_s: how long to wait, as it stands there: for `seconds`, where a time is taken.
+    """
 
     model: str | None = None
+    timeout_s: Any = None
 
 
 def whole_number(request: web.Request, name: str, default: int, most: int) -> int:
@@ -36,6 +45,31 @@ def whole_number(request: web.Request, name: str, default: int, most: int) -> in
     return min(int(text), most)
 
 
+def seconds(given: object, default_s: float) -> float:
+    """`given` as a time of up to TIMEOUT_S_MAX seconds; `default_s` where it is None.
+
+    Raises:
+        RequestError: 400; it is no such number.
+    """
+    if given is None:
+        return default_s
+    is_truth = isinstance(given, bool)
+    if isinstance(given, int | float) and not is_truth and 0 <= given <= TIMEOUT_S_MAX:
+        return float(given)
+    raise RequestError(
+        f"timeout_s must be a number of seconds from 0 to {TIMEOUT_S_MAX:.0f}.", param="timeout_s"
+    )
+
+
+def query_timeout(request: web.Request) -> float | str | None:
+    """`?timeout_s=` for `seconds`: a number where it is one."""
+    text = request.query.get("timeout_s")
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
 async def asked_model(request: web.Request) -> str:
     """The model that the JSON body of a control request names, as it is called there.
 
@@ -48,15 +82,18 @@ async def asked_model(request: web.Request) -> str:
     return model
 
 
-async def asked_model_or_all(request: web.Request) -> str | None:
-    """The model that a request is about: by its JSON body, else by `?model=`; None = all models.
+async def asked_of_all(request: web.Request) -> Asked:
+    """What is asked of one model or of all: each field by the JSON body, else by the query.
 
     Raises:
         RequestError: 400, there is a body that is no JSON object; 413.
     """
     body = await _read(request)
-    model = _decode(body).model if body else None
-    return request.query.get("model") if model is None else model
+    asked = _decode(body) if body else Asked()
+    return Asked(
+        model=request.query.get("model") if asked.model is None else asked.model,
+        timeout_s=query_timeout(request) if asked.timeout_s is None else asked.timeout_s,
+    )
 
 
 async def _read(request: web.Request) -> bytes:
@@ -68,9 +105,9 @@ async def _read(request: web.Request) -> bytes:
     return bytes(body)
 
 
-def _decode(body: bytes) -> _Control:
+def _decode(body: bytes) -> Asked:
     try:
-        return msgspec.json.decode(body, type=_Control)
+        return msgspec.json.decode(body, type=Asked)
     except (msgspec.DecodeError, RecursionError):
         raise _no_control() from None
 

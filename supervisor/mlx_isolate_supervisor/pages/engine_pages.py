@@ -14,7 +14,7 @@ from aiohttp import web
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
 from mlx_isolate_shared.response_id import is_response_of
 from mlx_isolate_supervisor.models.pool import Pool
-from mlx_isolate_supervisor.pages.asked import asked_model_or_all
+from mlx_isolate_supervisor.pages.asked import asked_of_all, query_timeout, seconds
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
 from mlx_isolate_supervisor.slots.lease import Outcome
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
@@ -26,7 +26,6 @@ GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 30.0
-TIMEOUT_S_MAX = 3600.0
 
 _PROBE = msgspec.json.encode({"prompt": "a", "max_tokens": 1, "temperature": 0})
 
@@ -98,7 +97,7 @@ class EnginePages:
     async def probe(self, request: web.Request) -> web.Response:
         """Generate one token with `?model=` (default: the first) within `?timeout_s=`."""
         slot = self._pool.find(request.query.get("model"))
-        timeout_s = _timeout_s(request, PROBE_TIMEOUT_S)
+        timeout_s = seconds(query_timeout(request), PROBE_TIMEOUT_S)
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -125,13 +124,14 @@ class EnginePages:
         return _json({"status": "ok", "model": slot.model_id, "seconds": took_s})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Make the prompt caches durable: of the model that is named, or of every loaded one.
+        """Make the prompt caches durable within `timeout_s`: the named model's, or all loaded ones'.
 
         200 only when everything that was dirty is on disk; the evidence comes either way.
         """
-        timeout_s = _timeout_s(request, FLUSH_TIMEOUT_S)
+        asked = await asked_of_all(request)
+        timeout_s = seconds(asked.timeout_s, FLUSH_TIMEOUT_S)
         answers = await self._ask_all(
-            request,
+            asked.model,
             "POST",
             f"/admin/cache/flush?timeout_s={timeout_s:g}",
             timeout_s + GRACE_S,
@@ -142,21 +142,24 @@ class EnginePages:
 
     async def stats(self, request: web.Request) -> web.Response:
         """Both tiers in numbers, from the engines' last reports."""
+        asked = await asked_of_all(request)
         shown = {
             model.id: model.progress.cache
-            for model in await self._loaded(request)
+            for model in self._loaded(asked.model)
             if model.progress is not None
         }
         return _json({"models": shown})
 
     async def entries(self, request: web.Request) -> web.Response:
         """What the engines' caches hold."""
-        answers = await self._ask_all(request, "GET", "/v1/cache", ASK_TIMEOUT_S)
+        asked = await asked_of_all(request)
+        answers = await self._ask_all(asked.model, "GET", "/v1/cache", ASK_TIMEOUT_S)
         return self._shown(answers)
 
     async def clear(self, request: web.Request) -> web.Response:
         """Forget what the engines' caches hold, in both tiers."""
-        answers = await self._ask_all(request, "DELETE", "/v1/cache", ASK_TIMEOUT_S)
+        asked = await asked_of_all(request)
+        answers = await self._ask_all(asked.model, "DELETE", "/v1/cache", ASK_TIMEOUT_S)
         return self._shown(answers)
 
     async def response(self, request: web.Request) -> web.Response:
@@ -180,13 +183,12 @@ class EnginePages:
         status = max((answer.status for answer in answers.values()), default=200)
         return _json({"models": {model: a.body for model, a in answers.items()}}, status)
 
-    async def _loaded(self, request: web.Request) -> list[ModelStatus]:
-        """Models with an engine that serves: the one that the request names, or all.
+    def _loaded(self, name: str | None) -> list[ModelStatus]:
+        """Models with an engine that serves: the one of this name, or all.
 
         Raises:
-            RequestError: 404 unknown model, 409 the named one is not loaded; as asked_model_or_all.
+            RequestError: 404 unknown model, 409 the named one is not loaded.
         """
-        name = await asked_model_or_all(request)
         wanted = None if name is None else self._pool.find(name).model_id
         loaded = [
             model
@@ -200,7 +202,7 @@ class EnginePages:
         return loaded
 
     async def _ask_all(
-        self, request: web.Request, method: str, target: str, timeout_s: float
+        self, name: str | None, method: str, target: str, timeout_s: float
     ) -> dict[str, EngineAnswer]:
         async def ask(socket_path: str) -> EngineAnswer:
             try:
@@ -208,26 +210,10 @@ class EnginePages:
             except EngineError as error:
                 return EngineAnswer(error.status, error.envelope())
 
-        loaded = await self._loaded(request)
+        loaded = self._loaded(name)
         sockets = {m.id: m.socket for m in loaded if m.socket is not None}
         answers = await asyncio.gather(*(ask(path) for path in sockets.values()))
         return dict(zip(sockets, answers, strict=True))
-
-
-def _timeout_s(request: web.Request, default_s: float) -> float:
-    text = request.query.get("timeout_s")
-    if text is None:
-        return default_s
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= TIMEOUT_S_MAX:
-        raise RequestError(
-            f"timeout_s must be a number of seconds from 0 to {TIMEOUT_S_MAX:.0f}.",
-            param="timeout_s",
-        )
-    return value
 
 
 def _json(body: Any, status: int = 200) -> web.Response:
