@@ -17,8 +17,17 @@ from tests.waiting import wait_for
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     home = tmp_path_factory.mktemp("watching")
-    models = [str(fake_model(home / name)) for name in ("m", "n")]
-    with RunningDaemon(home / "home", *models) as running:
+    models = {name: {"path": str(fake_model(home / name))} for name in ("m", "n")}
+    config = home / "config.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "models": {"m": {**models["m"], "aliases": ["em"]}, "n": models["n"]},
+                "hooks": {"on_startup": {"preload": ["m", "n"]}},
+            }
+        )
+    )
+    with RunningDaemon(home / "home", "--config", str(config)) as running:
         running.wait_state("ready", 0)
         running.wait_state("ready", 1)
         yield running
@@ -77,9 +86,10 @@ def test_kill_drill_is_told_with_the_end_and_the_comeback(
     daemon: RunningDaemon, stream: EventStream
 ) -> None:
     pid = daemon.wait_state("ready", 0)["pid"]
-    answer = daemon.ask("POST", "/drill/kill", {"model": "m"})
+    answer = daemon.ask("POST", "/drill/kill", {"model": "em"})  # an alias of m
     assert answer.json()["pid"] == pid
-    assert stream.until("drill.kill")["pid"] == pid
+    told = stream.until("drill.kill")
+    assert (told["model"], told["pid"]) == ("m", pid)
     lost = stream.until("engine.lost")
     assert (lost["signal"], lost["cause"], lost["after"]) == ("SIGKILL", "signal", "backoff")
     assert stream.until("engine.ready")["pid"] != pid
@@ -89,7 +99,8 @@ def test_kill_drill_is_told_with_the_end_and_the_comeback(
     ("body", "status"), [({"model": "nosuch"}, 404), ({}, 400), ({"model": 7}, 400)]
 )
 def test_bad_kill_drill_is_refused(daemon: RunningDaemon, body: object, status: int) -> None:
-    assert daemon.ask("POST", "/drill/kill", body).status == status
+    answer = daemon.ask("POST", "/drill/kill", body)
+    assert (answer.status, answer.json()["error"]["param"]) == (status, "model")
 
 
 def test_kill_drill_of_a_stopped_model_is_a_conflict(daemon: RunningDaemon) -> None:

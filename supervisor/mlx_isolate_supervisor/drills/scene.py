@@ -277,10 +277,10 @@ class Scene:
 
 
 def _named(status: Status, name: str) -> ModelStatus:
-    for model in status.models:
-        if name in (model.id, *model.aliases):
-            return model
-    raise Broken("served", f"the daemon has no model {name!r}")
+    model = status.model(name)
+    if model is None:
+        raise Broken("served", f"the daemon has no model {name!r}")
+    return model
 
 
 def _message(answer: Any) -> str:

@@ -103,10 +103,11 @@ class _Endpoints:
 
     async def kill(self, request: web.Request) -> web.Response:
         """SIGKILL to a model's engine: the button that shows what a crash costs."""
-        asked = await asked_model(request)
-        model = next((m for m in self._watch.status().models if m.id == asked), None)
+        model = self._watch.status().model(await asked_model(request))
         if model is None:
-            raise RequestError("There is no such model.", status=404, code="model_not_found")
+            raise RequestError(
+                "There is no such model.", status=404, code="model_not_found", param="model"
+            )
         if model.pid is None:
             raise RequestError(
                 "This model has no engine to kill.", status=409, code="no_engine", param="model"

@@ -184,6 +184,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: SupervisorStatus
     models: tuple[ModelStatus, ...]
 
+    def model(self, name: str) -> ModelStatus | None:
+        """The model that is called so, by id or alias."""
+        return next((m for m in self.models if name in (m.id, *m.aliases)), None)
+
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True, tag="transition"):
     """One step of a model's lifecycle, for /events and the log.
