@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from llguidance import LLTokenizer
 
 from mlx_isolate_engine.completion import service as module
 from mlx_isolate_engine.completion.grammar_vocabulary import grammar_vocabulary
+from mlx_isolate_engine.completion.late_vocabulary import LateVocabulary
 from mlx_isolate_engine.completion.request import JsonObjectFormat
 from mlx_isolate_engine.completion.service import PREPARE_THREADS, ModelCompletionService
 from mlx_isolate_shared.config import EngineSettings
@@ -80,3 +82,21 @@ def test_a_vocabulary_that_could_not_be_made_is_tried_again(
             assert (await subject.run(CONSTRAINED)).text
 
     run_async(test())
+
+
+def test_a_thread_that_could_not_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = LateVocabulary(lambda: cast(LLTokenizer, "made"))
+
+    async def test() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                await vocabulary.wait(5.0)
+        await vocabulary.wait(5.0)
+        assert cast(str, vocabulary.result()) == "made"
+
+    def refuse(thread: threading.Thread) -> None:
+        """What the limit of processes or of memory does."""
+        raise RuntimeError("can't start new thread")
+
+    asyncio.run(test())

@@ -30,18 +30,17 @@ class LateVocabulary:
             TimeoutError: it takes longer; it is still being made.
         """
         if self._made is None or _has_failed(self._made):
-            self._made = Future()
-            threading.Thread(
-                target=self._run, args=(self._made,), name="vocabulary", daemon=True
-            ).start()
+            made: Future[LLTokenizer] = Future()
+            threading.Thread(target=self._run, args=(made,), name="vocabulary", daemon=True).start()
+            self._made = made  # only now: of a thread that could not be started nothing comes
         if self._made.done():
             return
-        made = asyncio.wrap_future(self._made)
+        result = asyncio.wrap_future(self._made)
         # Not wait_for, which would cancel it for all.
-        done, _ = await asyncio.wait({made}, timeout=timeout_s)
+        done, _ = await asyncio.wait({result}, timeout=timeout_s)
         if not done:
             raise TimeoutError
-        made.exception()  # told to who takes the result
+        result.exception()  # told to who takes it
 
     def result(self) -> LLTokenizer:
         """The vocabulary, which has been waited for.
