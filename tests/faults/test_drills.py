@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from mlx_isolate_supervisor import exit_codes
+from mlx_isolate_supervisor.drills import scene
 from mlx_isolate_supervisor.drills.catalogue import DRILLS, Drill
 from mlx_isolate_supervisor.drills.pages import report_lines
 from mlx_isolate_supervisor.drills.record import DrillReport
@@ -87,6 +89,15 @@ def test_drill_keeps_its_promises(name: str, fake_plan: OwnPlan) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit another process")
 def test_a_full_disk_costs_no_answer_in_the_drill(full_model: Path, fake_plan: OwnPlan) -> None:
     [report] = drill(["disk-full"], OwnPlan(model=str(full_model), flags=("--standby", "0")))
+    assert report.result == "kept", told(report)
+
+
+def test_a_slow_model_has_the_time_that_it_needed_before(
+    fake_plan: OwnPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene, "MOMENT_S", 0.1)
+    slow = {"fake": {"prefill_s": 0.4, "interval_s": 0.01}}
+    [report] = drill(["kill"], msgspec.structs.replace(fake_plan, fields=slow))
     assert report.result == "kept", told(report)
 
 

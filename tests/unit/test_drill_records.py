@@ -10,6 +10,7 @@ from mlx_isolate_supervisor.drills.catalogue import DRILLS
 from mlx_isolate_supervisor.drills.pages import report_lines, summary_lines, verdict_line
 from mlx_isolate_supervisor.drills.processes import child_of
 from mlx_isolate_supervisor.drills.record import Broken, CannotRun, Record, overall
+from mlx_isolate_supervisor.drills.scene import patience_s
 from mlx_isolate_supervisor.drills.traffic import Seen
 from mlx_isolate_supervisor.drills.watch import entered
 from tests.architecture.generated import ROOT
@@ -54,6 +55,15 @@ def test_what_did_not_come_breaks_its_promise() -> None:
     )
     told = ["1 drill broke a promise", "kill #2 broke: served"]
     assert list(summary_lines([report])) == told
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "may_take_s"), [(0.0, 30.0), (0.3, 30.0), (6.0, 30.0), (20.0, 100.0)]
+)
+def test_only_a_model_that_is_slow_by_its_own_measure_has_more_than_a_moment(
+    measured_s: float, may_take_s: float
+) -> None:
+    assert patience_s(measured_s) == may_take_s
 
 
 def test_a_drill_that_was_not_run_is_neither_kept_nor_broken() -> None:

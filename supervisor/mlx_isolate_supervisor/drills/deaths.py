@@ -86,7 +86,7 @@ async def follow_return(
         over_s = ready_s - died_s - load_s - float(facts["pause_s"] or 0.0)
         facts["respawn_s"] = round(over_s, 4)
         scene.record.within("respawn", over_s)
-    await scene.wait("served", "an answer of the new engine", task)
+    await scene.wait("served", "an answer of the new engine", task, scene.answer_s)
     if seen.first_at is not None:
         facts["first_token_s"] = round(scene.since(seen.first_at), 4)
         scene.mark("first token of the next request", scene.since(seen.first_at))

@@ -27,10 +27,17 @@ T = TypeVar("T")
 LOAD_DEADLINE_S = 1800.0
 # For what ought to take a moment.
 MOMENT_S = 30.0
+# How much longer than before a model may take where its own time is more than a moment.
+SLOWER_MAX = 5.0
 # A standby imports and reads a tokenizer; after this the drill goes on without it.
 STANDBY_DEADLINE_S = 60.0
 # Answers that are shown of those that did not come to their end.
 SHOWN_MAX = 3
+
+
+def patience_s(measured_s: float) -> float:
+    """How long to wait for what took `measured_s` seconds before: never less than a moment."""
+    return max(MOMENT_S, SLOWER_MAX * measured_s)
 
 
 class Scene:
@@ -44,6 +51,7 @@ class Scene:
 
     Attributes:
         act_at: when the drill's act was, by time.monotonic().
+        answer_s: how long to wait for an answer, by the streams before the act.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Scene:
         self._own = own
         self._model = model
         self.model_id = model or ""
+        self.answer_s = MOMENT_S
 
     @property
     def own(self) -> OwnDaemon:
@@ -228,12 +237,22 @@ class Scene:
     async def streams(self, count: int, tokens: int = ENDLESS) -> list[Seen]:
         """Start streams; those whose first token has come. The others are hung up.
 
+        How long the first of them may take follows from the model's load, how long the others and
+        answers after the act may, from the first of them.
+
         Raises:
             Broken: not one begins.
         """
+        load_s = (await self.model()).load_s or 0.0
+        asked_at = time.monotonic()
         begun = [self.client.begin(self.model_id, tokens) for _ in range(count)]
         first = [asyncio.create_task(seen.begun.wait()) for seen, _ in begun]
-        await asyncio.wait(first, timeout=MOMENT_S)
+        one = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(first, timeout=patience_s(load_s), return_when=one)
+        if done:
+            took_s = time.monotonic() - asked_at
+            self.answer_s = patience_s(took_s)
+            await asyncio.wait(first, timeout=max(0.0, self.answer_s - took_s))
         for waiting in first:
             waiting.cancel()
         late = [task for seen, task in begun if not seen.begun.is_set()]
