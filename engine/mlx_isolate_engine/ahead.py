@@ -5,11 +5,13 @@ Nothing here may fail: what cannot be done ahead is done, and reported, by the l
 
 import importlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mlx_isolate_engine.generation.few_shapes import NO_THRASHING_CHECK
 from mlx_isolate_engine.model.errors import ModelError
 from mlx_isolate_engine.model.library_scan import speed_up_transformers
 from mlx_isolate_shared.config import EngineSettings
@@ -45,6 +47,7 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
 
 def import_model_libraries() -> None:
     """Import what costs seconds: mlx, mlx_lm and what stands on them."""
+    os.environ.setdefault(*NO_THRASHING_CHECK)
     speed_up_transformers()
     for name in _MODEL_MODULES:
         importlib.import_module(name)

@@ -16,6 +16,8 @@ from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBat
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache
 
 from mlx_isolate_engine.cache.kinds import leaves
+from mlx_isolate_engine.generation.batch_model import BatchModel
+from mlx_isolate_engine.generation.few_shapes import rounded_keys, rounded_tokens
 
 # Layers are evaluated together up to so many bytes, more where each evaluation waits for a GPU; a
 # batch of no more is left to the next pass, as mlx-lm does.
@@ -112,7 +114,7 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
             self.ends.get(uid, 0) - len(seen)
             for uid, seen in zip(self.uids, self.tokens, strict=True)
         )
-        settle(self.prompt_cache, room=max(width, *lefts))
+        settle(self.prompt_cache, room=self._room_for(max(width, *lefts)))
         padding = [width - length for length in lengths]
         if not any(padding):
             super().prompt(tokens)
@@ -126,6 +128,15 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
             part.finalize()
         settle(self.prompt_cache)
         mx.eval([part.state for part in self.prompt_cache])
+
+    def _room_for(self, tokens: int) -> int:
+        """Tokens for which there has to be room, if so many are to run."""
+        held = max(
+            (each._idx for each in leaves(self.prompt_cache) if isinstance(each, _GROWING)),
+            default=0,
+        )
+        is_rounded = isinstance(self.model, BatchModel) and self.model.few_shapes
+        return rounded_keys(held + rounded_tokens(tokens)) - held if is_rounded else tokens
 
 
 class _Answers(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
