@@ -5,6 +5,7 @@ Both serve one model of random weights on this machine and take turns; every pro
     python -m bench.bench_prompt_length                          # 1k to 8k tokens
     python -m bench.bench_prompt_length --small                  # the size that the tests run
     python -m bench.bench_prompt_length --model FOLDER --tokens 1024 32768
+    python -m bench.bench_prompt_length --new-lengths            # no two prompts of one length
 """
 
 import argparse
@@ -29,8 +30,14 @@ REAL = (512, 8, (1024, 2048, 4096, 8192), 5)
 CALIBRATION_WORDS = 100
 
 
-def run(model: Path, lengths: tuple[int, ...], rounds: int) -> dict[int, Pair]:
-    """Seconds to the first text by the number of prompt tokens that were counted."""
+def run(
+    model: Path, lengths: tuple[int, ...], rounds: int, *, are_new: bool = False
+) -> dict[int, Pair]:
+    """Seconds to the first text by the number of prompt tokens that were counted.
+
+    Args:
+        are_new: whether each turn's prompt is a word longer than the one before.
+    """
     with ours(model) as mine, theirs(model) as other:
         callers = (Caller(mine.port, mine.model_name()), Caller(other.port, str(model)))
         none, some = (
@@ -47,7 +54,7 @@ def run(model: Path, lengths: tuple[int, ...], rounds: int) -> dict[int, Pair]:
             tokens = 0
             # The first turn of a length warms up.
             for turn in range(rounds + 1):
-                messages = prompt(1000 + number, words, warm=False)
+                messages = prompt(1000 + number, words + turn * are_new, warm=False)
                 number += 1
                 for which in (0, 1) if turn % 2 else (1, 0):
                     first = callers[which].first_text(messages)
@@ -76,6 +83,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
     parser.add_argument("--tokens", type=int, nargs="+", help="lengths of prompts")
     parser.add_argument("--rounds", type=int, help="turns of each length")
+    parser.add_argument("--new-lengths", action="store_true", help="each turn is a word longer")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     hidden, layers, lengths, rounds = SMALL if options.small else REAL
@@ -88,7 +96,7 @@ def main(arguments: list[str]) -> int:
         model = options.model.absolute() if options.model else Path(folder) / "random"
         if options.model is None:
             build_model(model, spec)
-        pairs = run(model, lengths, options.rounds or rounds)
+        pairs = run(model, lengths, options.rounds or rounds, are_new=options.new_lengths)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"hidden {hidden}, layers {layers}\n" + table(pairs))
     if options.json is not None:

@@ -1,5 +1,6 @@
 """Prompts of any length run in few shapes, and are answered as in their own."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_isolate_engine import ahead
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.few_shapes import (
     FINE_FROM,
@@ -94,7 +96,7 @@ class Conversations:
         for each in tokens:
             self.said[each.uid].append(each.token)
             if each.finish_reason is not None:
-                self._kept.append((each.prompt_cache, list(each.all_tokens)))
+                self._kept.append((each.prompt_cache, list(each.all_tokens or ())))
         return bool(prompts or tokens)
 
 
@@ -137,3 +139,17 @@ def test_prompts_of_many_lengths_share_a_few_shapes(
 def test_every_kind_of_cache_answers_the_same(kind: str, tmp_path: Path) -> None:
     model = load_tiny(build_model(tmp_path, CACHE_KINDS[kind])).model
     assert talk(model, 6, few_shapes=True) == talk(model, 6, few_shapes=False)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "0"), ("1", "1")])
+def test_an_engine_outlives_many_shapes_unless_told_otherwise(
+    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "MLX_ENABLE_CACHE_THRASHING_CHECK"
+    monkeypatch.setenv(name, "")  # what the import sets is taken back at the end
+    monkeypatch.delenv(name)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    monkeypatch.setattr(ahead, "_MODEL_MODULES", ())
+    ahead.import_model_libraries()
+    assert os.environ[name] == after
