@@ -11,7 +11,8 @@ from typing import Any, Literal, cast
 from aiohttp import web
 
 from mlx_isolate_supervisor.relay.frames import FrameTracker, close_frame
-from mlx_isolate_supervisor.relay.socket_state import read_now, unread_bytes
+from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S
+from mlx_isolate_supervisor.relay.socket_state import has_hung_up, read_now, unread_bytes
 
 # Why bytes no longer pass both ways.
 Ending = Literal["closed", "client_gone", "engine_gone", "client_stalled"]
@@ -147,6 +148,7 @@ class Tunnel:
         self._client_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stall_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
+        self._hang_up_timer: asyncio.TimerHandle | None = None
         before = cast(web.RequestHandler, client.get_protocol())
         self._client = _ClientEnd(self, client, before)
         self._engine = _End(self, engine, self._frames)
@@ -263,13 +265,28 @@ class Tunnel:
 
     def fullness_changed(self, end: _End) -> None:
         """`end` takes no more for now, or takes more again."""
-        if end is not self._client:
+        if end is self._engine:
+            self._look_at_hang_up()
             return
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
         if end.is_full and not self._ending.done():
             self._watch_stall(unread_bytes(end.transport))
+
+    def _look_at_hang_up(self) -> None:
+        """While nothing is read from a client, the event loop does not tell that it broke off."""
+        if self._hang_up_timer is not None:
+            self._hang_up_timer.cancel()
+            self._hang_up_timer = None
+        if not self._engine.is_full or self._ending.done():
+            return
+        if has_hung_up(self._client.transport):
+            self._end("client_gone")
+            return
+        look_s = min(CLIENT_STALL_LOOK_S, self._stall_s)
+        loop = asyncio.get_running_loop()
+        self._hang_up_timer = loop.call_later(look_s, self._look_at_hang_up)
 
     def _watch_stall(self, unread: int) -> None:
         loop = asyncio.get_running_loop()
@@ -285,10 +302,10 @@ class Tunnel:
             self._watch_stall(unread)
 
     def _stop_timers(self) -> None:
-        for timer in (self._stall_timer, self._rest_timer):
+        for timer in (self._stall_timer, self._rest_timer, self._hang_up_timer):
             if timer is not None:
                 timer.cancel()
-        self._stall_timer = self._rest_timer = None
+        self._stall_timer = self._rest_timer = self._hang_up_timer = None
 
     def _end(self, ending: Ending) -> None:
         if not self._ending.done():

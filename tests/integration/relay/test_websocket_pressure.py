@@ -102,10 +102,7 @@ def test_an_engine_that_does_not_read_holds_up_the_client() -> None:
 
             sending = asyncio.create_task(send())
 
-            def is_blocked() -> bool:
-                return client.writer.transport.get_write_buffer_size() > 0
-
-            await wait_until(is_blocked, 10, "the client is held up")
+            await wait_until(lambda: is_blocked(client), 10, "the client is held up")
             assert sent < ON_THE_WAY_MAX
             side.resume()
             await side.read_exactly(4 * ON_THE_WAY_MAX)
@@ -125,3 +122,26 @@ def test_a_client_that_reads_nothing_for_too_long_is_cut() -> None:
             assert await rig.slot.outcome() == "cancelled"
 
     run(scenario())
+
+
+def test_a_client_that_breaks_off_while_its_engine_does_not_read_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with make_rig(RelayLimits(client_stall_s=0.1)) as rig:
+            client, side = await open_socket(rig)
+            side.pause()
+            sending = asyncio.create_task(send_for_ever(client))
+            await wait_until(lambda: is_blocked(client), 10, "the client is held up")
+            sending.cancel()
+            client.reset()
+            assert await soon(rig.slot.outcome(), 5) == "cancelled"
+
+    run(scenario())
+
+
+async def send_for_ever(client: Client) -> None:
+    while True:
+        await client.send(BLOCK)
+
+
+def is_blocked(client: Client) -> bool:
+    return client.writer.transport.get_write_buffer_size() > 0
