@@ -115,6 +115,16 @@ def no_weights(folder: Path) -> None:
         path.unlink()
 
 
+def weights_of_pytorch(folder: Path) -> None:
+    no_weights(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"PK")
+
+
+def no_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
 def pipe_for_weights(folder: Path) -> None:
     (folder / SECOND).unlink()
     os.mkfifo(folder / SECOND)
@@ -156,8 +166,10 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (longer_weights, SECOND),
     (lying_header_length, SECOND),
     (header_of_text, SECOND),
-    (pointer_file, SECOND),
-    (no_weights, "no model*.safetensors"),
+    (pointer_file, f"{SECOND} is a pointer of Git LFS"),
+    (no_weights, "no model*.safetensors file."),
+    (weights_of_pytorch, "PyTorch's .bin files are not read"),
+    (no_tokenizer, "holds no tokenizer"),
     (pipe_for_weights, f"{SECOND} is neither a file nor a folder"),
     (pipe_for_a_tokenizer, "tokenizer.json is neither a file nor a folder"),
     (more_layers_than_weights, "more layers than there are weights"),

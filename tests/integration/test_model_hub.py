@@ -141,6 +141,8 @@ def test_offline_without_a_copy_says_so(tmp_path: Path, hub: FakeHub) -> None:
 def test_unreachable_hub_may_be_tried_again(tmp_path: Path) -> None:
     outcome = resolve("someone/tiny", tmp_path, closed_port())
     assert (outcome.code, outcome.permanent) == ("model_download", False)
+    # What was meant may be a folder, mistyped.
+    assert outcome.message.startswith("there is no folder someone/tiny, and the hub cannot be")
     assert "\n" not in outcome.message
 
 

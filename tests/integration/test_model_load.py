@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,9 @@ def test_what_does_not_fit_is_refused(folder: Path, damage: Callable[[Path], Non
 @pytest.mark.parametrize("name", ["no_such_model", "../../evil", "llama.os", "", "cache.x"])
 def test_unknown_architecture_is_named(folder: Path, name: str) -> None:
     change_config(folder, model_type=name)
-    assert refused(folder).code == "model_unsupported"
+    told = refused(folder)
+    assert told.code == "model_unsupported"
+    assert f"mlx-lm {version('mlx-lm')} has no model type {name!r}" in told.message
 
 
 EVIL = """

