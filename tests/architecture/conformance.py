@@ -29,7 +29,8 @@ from mlx_isolate_engine.protocols.responses import ResponsesProtocol
 from mlx_isolate_engine.protocols.transcript import Transcript
 from tests.fakes.scripted_service import CALL, summary
 
-CHAT = "tests/unit/test_chat_protocol.py"
+CHAT = "tests/unit/test_chat_requests.py"
+CHAT_ANSWERS = "tests/unit/test_chat_answers.py"
 TEXT = "tests/unit/test_completions_protocol.py"
 RESPONSES = "tests/unit/test_responses_protocol.py"
 MESSAGES = "tests/unit/test_anthropic_protocol.py"
@@ -116,25 +117,25 @@ APIS = (
         supported={
             "frequency_penalty": _SAMPLER,
             "logit_bias": _SAMPLER,
-            "logprobs": f"{CHAT}::test_logprobs_have_bytes_and_alternatives",
+            "logprobs": f"{CHAT_ANSWERS}::test_logprobs_have_bytes_and_alternatives",
             "max_completion_tokens": f"{CHAT}::test_token_limit",
             "max_tokens": f"{CHAT}::test_token_limit",
             "messages": f"{CHAT}::test_replayed_tool_history_is_lenient",
             "modalities": f"{CHAT}::test_wrong_inner_value_is_refused_by_its_place",
             "model": _ROUTED,
-            "n": f"{CHAT}::test_n_gives_each_choice_its_index",
+            "n": f"{CHAT_ANSWERS}::test_n_gives_each_choice_its_index",
             "parallel_tool_calls": f"{CALLS}::test_where_one_call_is_allowed_no_other_is_given_out",
             "presence_penalty": _SAMPLER,
             "reasoning_effort": f"{CHAT}::test_template_arguments_take_effort_and_verbosity",
             "response_format": f"{CHAT}::test_response_formats",
-            "seed": f"{CHAT}::test_n_gives_each_choice_its_index",
+            "seed": f"{CHAT_ANSWERS}::test_n_gives_each_choice_its_index",
             "stop": "tests/integration/test_engine_real.py::test_stop_string_never_shows_in_part",
-            "stream": f"{CHAT}::test_stream_is_byte_for_byte_as_documented",
-            "stream_options": f"{CHAT}::test_usage_chunk_has_no_choices_and_comes_last",
+            "stream": f"{CHAT_ANSWERS}::test_stream_is_byte_for_byte_as_documented",
+            "stream_options": f"{CHAT_ANSWERS}::test_usage_chunk_has_no_choices_and_comes_last",
             "temperature": _SAMPLER,
             "tool_choice": f"{CHAT}::test_tools_arrive_in_template_form",
             "tools": f"{CLIENTS}::test_openai_stream_helper_accumulates_tool_calls",
-            "top_logprobs": f"{CHAT}::test_logprobs_have_bytes_and_alternatives",
+            "top_logprobs": f"{CHAT_ANSWERS}::test_logprobs_have_bytes_and_alternatives",
             "top_p": _SAMPLER,
             "verbosity": f"{CHAT}::test_template_arguments_take_effort_and_verbosity",
         },
@@ -190,7 +191,7 @@ APIS = (
             "seed": _SAMPLER,
             "stop": "tests/integration/test_engine_real.py::test_stop_string_never_shows_in_part",
             "stream": f"{TEXT}::test_stream_is_byte_for_byte_as_documented",
-            "stream_options": f"{CHAT}::test_usage_chunk_has_no_choices_and_comes_last",
+            "stream_options": f"{CHAT_ANSWERS}::test_usage_chunk_has_no_choices_and_comes_last",
             "temperature": _SAMPLER,
             "top_p": _SAMPLER,
         },

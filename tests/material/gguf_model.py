@@ -10,6 +10,7 @@ import numpy as np
 from mlx_isolate_engine.model.demo_source import DemoSource, GemmaShape
 from mlx_isolate_engine.model.demo_tokenizer import BYTE, CONTROL, NORMAL, USER_DEFINED, Vocabulary
 from mlx_isolate_engine.model.demo_weights import shards
+from mlx_isolate_shared.wire import Loading
 
 SHAPE = GemmaShape(
     hidden=64,
@@ -99,3 +100,7 @@ def tiny_source(path: Path) -> DemoSource:
         assemble=assemble,
         package="tiny==1",
     )
+
+
+def quiet(_: Loading) -> None:
+    """A conversion's progress, of which nobody is told."""
