@@ -79,7 +79,7 @@ def run_daemon(launch: Launch) -> int:
 async def _serve(launch: Launch, folder: RunDirectory, logs: Logs) -> int:
     settings = launch.resolved.settings
     display = make_display(logs)
-    daemon = Daemon(settings, logs.book, display, str(folder.path), launch.read)
+    daemon = Daemon(launch.resolved, logs.book, display, str(folder.path), launch.read)
     daemon.pool = Pool(
         settings.models,
         command=engine_command(settings, launch.engine),

@@ -79,7 +79,7 @@ class Daemon:
     """One running supervisor.
 
     Args:
-        settings: what it runs with.
+        resolved: what it runs with, and where that came from.
         book: what was logged.
         display: what a person sees.
         run_dir: its run directory.
@@ -93,13 +93,13 @@ class Daemon:
 
     def __init__(
         self,
-        settings: ServeSettings,
+        resolved: Resolved,
         book: LogBook,
         display: Display,
         run_dir: str,
         read: Callable[[], Resolved],
     ) -> None:
-        self._settings = settings
+        self._settings = settings = resolved.settings
         self._display = display
         self._run_dir = run_dir
         self._watch = Observability(self.status, lambda: self.pool.snapshot())
@@ -118,7 +118,7 @@ class Daemon:
         self._know_models()
         self._notifier = Notifier()
         self._reconfiguration = Reconfiguration(
-            settings, read, self._apply, display.line, self._notifier
+            settings, read, self._apply, display.line, self._notifier, resolved.file_facts
         )
 
     @property

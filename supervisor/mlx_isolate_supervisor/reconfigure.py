@@ -5,20 +5,18 @@ A file that is wrong changes nothing, and the log says why.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, restart_fields
+from mlx_isolate_supervisor.settings.file_facts import FileFacts, file_facts
 from mlx_isolate_supervisor.settings.layers import Resolved
 from mlx_isolate_supervisor.telemetry.logs import log_event, log_failure
 
 # How often the file is looked at, and how long it must have been still: editors write in steps.
 WATCH_INTERVAL_S = 0.5
-
-FileFacts = tuple[int, ...]
 
 
 class Reconfiguration:
@@ -29,6 +27,7 @@ class Reconfiguration:
         apply: makes the models of the new settings be served; on the loop.
         tell: shows one line to a person.
         notifier: tells the service manager.
+        seen: of the file as `settings` came from it; one that was changed since is read again.
     """
 
     def __init__(
@@ -38,12 +37,14 @@ class Reconfiguration:
         apply: Callable[[ServeSettings], ModelChanges],
         tell: Callable[[str], None],
         notifier: Notifier,
+        seen: FileFacts | None = None,
     ) -> None:
         self._settings = settings
         self._read = read
         self._apply = apply
         self._tell = tell
         self._notifier = notifier
+        self._seen = seen
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -99,10 +100,10 @@ class Reconfiguration:
         self._tell(describe_changes(changes, late))
 
     async def _watch(self, path: str) -> None:
-        told = seen = _facts(path)
+        told = seen = self._seen
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now = _facts(path)
+            now = file_facts(path)
             if now != seen:
                 seen = now
             elif now != told and now is not None:
@@ -130,13 +131,3 @@ def describe_changes(changes: ModelChanges, late: tuple[str, ...]) -> str:
 
 def _names(names: tuple[str, ...]) -> str | None:
     return ",".join(names) or None
-
-
-def _facts(path: str) -> FileFacts | None:
-    """What changes when a file does, None while there is none."""
-    try:
-        found = os.stat(os.path.expanduser(path))
-    except OSError:
-        return None
-    # The time of the change itself too: who copies a file may restore its other time.
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev

@@ -15,6 +15,7 @@ import msgspec
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec
+from mlx_isolate_supervisor.settings.file_facts import file_facts
 from mlx_isolate_supervisor.settings.flags import FLAGS
 from mlx_isolate_supervisor.settings.layers import FileLayer
 from mlx_isolate_supervisor.settings.macros import Macros
@@ -68,7 +69,9 @@ def read_file(path: Path, environment: Mapping[str, str]) -> FileLayer:
     Raises:
         ConfigError: it cannot be read, or as `parse_file`.
     """
-    return parse_file(read_yaml(path), path, environment)
+    facts = file_facts(path)
+    layer = parse_file(read_yaml(path), path, environment)
+    return msgspec.structs.replace(layer, facts=facts)
 
 
 def parse_file(content: Mapping[str, Any], path: Path, environment: Mapping[str, str]) -> FileLayer:

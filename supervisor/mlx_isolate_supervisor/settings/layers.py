@@ -11,6 +11,7 @@ import msgspec
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import GroupSpec, ModelSpec, ServeSettings
+from mlx_isolate_supervisor.settings.file_facts import FileFacts
 from mlx_isolate_supervisor.settings.flags import BY_NAME, ENVIRONMENT_PREFIX, FLAGS, Flag
 from mlx_isolate_supervisor.settings.models import check_unique
 from mlx_isolate_supervisor.settings.quantities import Share
@@ -33,6 +34,7 @@ class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
         engine: model id to flag name to text.
         holds_keys: an API key stands in it itself, not only the name of a variable that has one.
         variables: names of the environment's variables that it uses.
+        facts: of the file just before it was read; None where it was not read from one.
     """
 
     path: str
@@ -42,6 +44,7 @@ class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupSpec, ...] = ()
     holds_keys: bool = False
     variables: tuple[str, ...] = ()
+    facts: FileFacts | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         api_key_file: path of a file with more keys, not read yet.
         key_holder: path of the configuration file where that itself holds keys.
         variables: names of the environment's variables that the configuration file uses.
+        file_facts: of the configuration file, as it was read.
         warnings: sentences for the log.
         names_no_model: nobody asked for a model, so the demo is served.
     """
@@ -93,6 +97,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: str | None = None
     key_holder: str | None = None
     variables: tuple[str, ...] = ()
+    file_facts: FileFacts | None = None
     warnings: tuple[str, ...] = ()
     names_no_model: bool = False
 
@@ -132,6 +137,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         api_key_file=None if api_key_file is None else str(api_key_file),
         key_holder=layers.file.path if layers.file and layers.file.holds_keys else None,
         variables=layers.file.variables if layers.file else (),
+        file_facts=layers.file.facts if layers.file else None,
         warnings=_unknown_variables(layers.environment) + _logged_texts(settings),
     )
 
