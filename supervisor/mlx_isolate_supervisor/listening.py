@@ -71,20 +71,15 @@ def _explain(error: OSError, host: str, port: int) -> ConfigError:
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror}.")
 
 
-def reachable(host: str) -> str:
-    """The address at which this machine reaches what is bound to `host`."""
-    return _WILDCARDS.get(host, host)
+def url_of(host: str, port: int) -> str:
+    """How what is bound to `host`, a name or an address, is opened on this machine."""
+    address = _WILDCARDS.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def urls_of(sockets: Sequence[socket.socket]) -> list[str]:
     """The addresses as a person on this machine opens them."""
-    urls: list[str] = []
-    for listener in sockets:
-        bound, port = listener.getsockname()[:2]
-        address = reachable(bound)
-        shown = f"[{address}]" if listener.family == socket.AF_INET6 else address
-        urls.append(f"http://{shown}:{port}")
-    return urls
+    return [url_of(*listener.getsockname()[:2]) for listener in sockets]
 
 
 def wildcards_of(sockets: Sequence[socket.socket]) -> list[str]:

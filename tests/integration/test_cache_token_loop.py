@@ -9,9 +9,9 @@ from typing import Any
 
 from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
-from mlx_isolate_engine.cache.ram_tier import EntryKind
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.completion.events import ContentDelta, Event
+from mlx_isolate_engine.generation.ports import EntryKind
 from tests.fakes.fake_cold_tier import FakeColdTier
 from tests.integration.generation_rig import chat_request, rig, run_async
 

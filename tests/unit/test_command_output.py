@@ -16,7 +16,7 @@ from mlx_isolate_supervisor.commands.status import status_lines
 from mlx_isolate_supervisor.commands.tables import paint_states, table
 from mlx_isolate_supervisor.config import ModelSpec, ServeSettings
 from mlx_isolate_supervisor.daemon import trouble_of
-from mlx_isolate_supervisor.listening import bind, urls_of, wildcards_of
+from mlx_isolate_supervisor.listening import bind, url_of, urls_of, wildcards_of
 from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_facts,
@@ -180,6 +180,12 @@ def test_an_address_is_told_that_a_person_can_open(host: str, url: str, more: st
         listener.close()
     assert urls == [url.format(port)]
     assert describe_place(urls, wildcards) == urls[0] + more
+
+
+def test_an_address_of_ipv6_is_bracketed() -> None:
+    hosts = {"::": "[::1]", "fd00::7": "[fd00::7]", "box.local": "box.local"}
+    for host, shown in hosts.items():
+        assert url_of(host, 9) == f"http://{shown}:9"
 
 
 def test_the_daemon_of_a_wildcard_host_is_asked_in_its_own_family() -> None:

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from mlx_isolate_engine.cache import kinds, snapshot
 from mlx_isolate_engine.cache.cold_side import ColdSettings, ColdSide
-from mlx_isolate_engine.cache.ram_tier import Entry, EntryKind, RamTier
+from mlx_isolate_engine.cache.ram_tier import Entry, RamTier
 from mlx_isolate_engine.cache.token_index import Match, key_length, token_key
 from mlx_isolate_engine.cache.write_behind import FlushEvidence
+from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_engine.unused_memory import give_back
 from mlx_isolate_shared.wire import CacheFigures
 

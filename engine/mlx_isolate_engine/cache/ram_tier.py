@@ -6,11 +6,10 @@ is returned to the caller, who may spill it.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mlx_isolate_engine.cache.token_index import Match, TokenIndex
-
-EntryKind = Literal["system", "history", "prompt", "assistant", "partial"]
+from mlx_isolate_engine.generation.ports import EntryKind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ import msgspec
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
 from mlx_isolate_supervisor.config import ServeSettings
-from mlx_isolate_supervisor.listening import reachable
+from mlx_isolate_supervisor.listening import url_of
 
 # Status pages are answered from memory, so a daemon that needs longer is not well.
 ANSWER_TIMEOUT_S = 10.0
@@ -67,9 +67,8 @@ def daemon_of(args: argparse.Namespace) -> "Daemon":
 
 def daemon_of_settings(settings: ServeSettings) -> "Daemon":
     """How to ask a daemon with these settings."""
-    host = reachable(settings.host)
-    shown = f"[{host}]" if ":" in host else host
-    return Daemon(f"http://{shown}:{settings.port}", next(iter(settings.api_keys), None))
+    url = url_of(settings.host, settings.port)
+    return Daemon(url, next(iter(settings.api_keys), None))
 
 
 class Daemon:

@@ -15,6 +15,7 @@ from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
 from mlx_isolate_shared.response_id import is_response_of
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.pages.asked import asked_of_all, query_timeout, seconds
+from mlx_isolate_supervisor.pages.json_answer import json_answer
 from mlx_isolate_supervisor.relay.edge import REQUEST_ID
 from mlx_isolate_supervisor.slots.lease import Outcome
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
@@ -120,8 +121,10 @@ class EnginePages:
             lease.release(outcome)
         took_s = round(time.monotonic() - began, 3)
         if answer.status != 200:
-            return _json({"status": "failed", "model": slot.model_id, "engine": answer.body}, 503)
-        return _json({"status": "ok", "model": slot.model_id, "seconds": took_s})
+            return json_answer(
+                {"status": "failed", "model": slot.model_id, "engine": answer.body}, 503
+            )
+        return json_answer({"status": "ok", "model": slot.model_id, "seconds": took_s})
 
     async def flush(self, request: web.Request) -> web.Response:
         """Make the prompt caches durable within `timeout_s`: the named model's, or all loaded ones'.
@@ -138,7 +141,7 @@ class EnginePages:
         )
         status = max((answer.status for answer in answers.values()), default=200)
         shown = {model: answer.body for model, answer in answers.items()}
-        return _json({"durable": status == 200, "models": shown}, status)
+        return json_answer({"durable": status == 200, "models": shown}, status)
 
     async def stats(self, request: web.Request) -> web.Response:
         """Both tiers in numbers, from the engines' last reports."""
@@ -148,7 +151,7 @@ class EnginePages:
             for model in self._loaded(asked.model)
             if model.progress is not None
         }
-        return _json({"models": shown})
+        return json_answer({"models": shown})
 
     async def entries(self, request: web.Request) -> web.Response:
         """What the engines' caches hold."""
@@ -174,14 +177,14 @@ class EnginePages:
                 answer = await ask_engine(
                     model.socket, request.method, target, timeout_s=ASK_TIMEOUT_S
                 )
-                return _json(answer.body, answer.status)
+                return json_answer(answer.body, answer.status)
         raise RequestError(
             "There is no such response (any more).", status=404, code="response_not_found"
         )
 
     def _shown(self, answers: dict[str, EngineAnswer]) -> web.Response:
         status = max((answer.status for answer in answers.values()), default=200)
-        return _json({"models": {model: a.body for model, a in answers.items()}}, status)
+        return json_answer({"models": {model: a.body for model, a in answers.items()}}, status)
 
     def _loaded(self, name: str | None) -> list[ModelStatus]:
         """Models with an engine that serves: the one of this name, or all.
@@ -214,12 +217,3 @@ class EnginePages:
         sockets = {m.id: m.socket for m in loaded if m.socket is not None}
         answers = await asyncio.gather(*(ask(path) for path in sockets.values()))
         return dict(zip(sockets, answers, strict=True))
-
-
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        content_type="application/json",
-        headers={"Cache-Control": "no-store"},
-    )

@@ -4,15 +4,15 @@ The only ones that wait are the controls, which a caller asks to wait.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from aiohttp import web
 
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor.models.pool import Pool
 from mlx_isolate_supervisor.pages import models_page
 from mlx_isolate_supervisor.pages.asked import asked_model, whole_number
+from mlx_isolate_supervisor.pages.json_answer import json_answer
 from mlx_isolate_supervisor.pages.log_followers import LogFollowers
 from mlx_isolate_supervisor.pages.openapi_page import OpenApiPage
 from mlx_isolate_supervisor.telemetry.logs import BOOK_LINES_MAX, LogBook
@@ -100,46 +100,48 @@ class Routes:
         """Who answers here; a browser is sent on to the page."""
         if "text/html" in request.headers.get("Accept", ""):
             raise web.HTTPFound("ui")
-        return _json({"name": "mlx-isolate", "version": self._daemon.version, "status": "/status"})
+        return json_answer(
+            {"name": "mlx-isolate", "version": self._daemon.version, "status": "/status"}
+        )
 
     async def live(self, _: web.Request) -> web.Response:
         """The process runs its loop."""
-        return _json({"status": "alive"})
+        return json_answer({"status": "alive"})
 
     async def health(self, _: web.Request) -> web.Response:
         """Whether requests can be served."""
         models = self._daemon.pool.snapshot()
         code, body = models_page.health(models, is_stopping=self._daemon.is_stopping)
-        return _json(body, code)
+        return json_answer(body, code)
 
     async def ready(self, _: web.Request) -> web.Response:
         """Whether everything that should be up is ready."""
         models = self._daemon.pool.snapshot()
         code, body = models_page.readiness(models, is_stopping=self._daemon.is_stopping)
-        return _json(body, code)
+        return json_answer(body, code)
 
     async def status(self, _: web.Request) -> web.Response:
         """The supervisor and its models in full."""
-        return _json(self._daemon.status())
+        return json_answer(self._daemon.status())
 
     async def models(self, _: web.Request) -> web.Response:
         """The models that clients may name."""
         daemon = self._daemon
         models = daemon.pool.snapshot()
-        return _json(models_page.model_list(models, daemon.unlisted, int(daemon.started_at)))
+        return json_answer(models_page.model_list(models, daemon.unlisted, int(daemon.started_at)))
 
     async def model(self, request: web.Request) -> web.Response:
         """One model, by id or alias."""
         found = self._find(request.match_info["model"])
-        return _json(models_page.model_object(found, int(self._daemon.started_at)))
+        return json_answer(models_page.model_object(found, int(self._daemon.started_at)))
 
     async def running(self, _: web.Request) -> web.Response:
         """The models that have an engine."""
-        return _json(models_page.running_list(self._daemon.pool.snapshot()))
+        return json_answer(models_page.running_list(self._daemon.pool.snapshot()))
 
     async def version(self, _: web.Request) -> web.Response:
         """The installed version."""
-        return _json({"version": self._daemon.version})
+        return json_answer({"version": self._daemon.version})
 
     async def logs(self, request: web.Request) -> web.Response:
         """The last lines as text; `?model=` one model's, `?lines=` how many."""
@@ -159,7 +161,7 @@ class Routes:
     async def load(self, request: web.Request) -> web.Response:
         """Load a model; answers when it is ready."""
         daemon, model = self._daemon, await self._asked(request)
-        return _json(await daemon.pool.ensure_ready(model, daemon.load_timeout_s))
+        return json_answer(await daemon.pool.ensure_ready(model, daemon.load_timeout_s))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Drain and stop a model's engine; answers when it is gone."""
@@ -193,7 +195,7 @@ class Routes:
     ) -> web.Response:
         model = await self._asked(request)
         await act(model)
-        return _json(self._find(model))
+        return json_answer(self._find(model))
 
     async def _asked(self, request: web.Request) -> str:
         """The id of the model that a control request names."""
@@ -206,9 +208,3 @@ class Routes:
 
 def _line_count(request: web.Request) -> int:
     return whole_number(request, "lines", BOOK_LINES_MAX, BOOK_LINES_MAX)
-
-
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(body), status=status, content_type="application/json"
-    )

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from mlx_isolate_shared.errors import RequestError
 from mlx_isolate_supervisor.pages.asked import asked_model, whole_number
+from mlx_isolate_supervisor.pages.json_answer import json_answer
 from mlx_isolate_supervisor.pages.page import Page
 from mlx_isolate_supervisor.telemetry.events import EventReader, SlowReader
 from mlx_isolate_supervisor.telemetry.observability import Observability
@@ -90,16 +91,16 @@ class _Endpoints:
             body = self._watch.history.encode(float(since), self._watch.clock.wall())
         except ValueError:
             raise RequestError("since is a time in seconds.", param="since") from None
-        return _json(body)
+        return json_answer(msgspec.Raw(body))
 
     async def requests(self, request: web.Request) -> web.Response:
         """Running requests, oldest first."""
-        return _json(msgspec.json.encode({"requests": self._watch.requests.view()}))
+        return json_answer({"requests": self._watch.requests.view()})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel the running requests that have this id."""
         count = self._watch.requests.cancel(request.match_info["id"])
-        return _json(msgspec.json.encode({"cancelled": count}))
+        return json_answer({"cancelled": count})
 
     async def kill(self, request: web.Request) -> web.Response:
         """SIGKILL to a model's engine: the button that shows what a crash costs."""
@@ -118,7 +119,7 @@ class _Endpoints:
         self._watch.events.publish(
             "drill.kill", model=model.id, incarnation=model.incarnation, pid=model.pid
         )
-        return _json(msgspec.json.encode({"pid": model.pid, "incarnation": model.incarnation}))
+        return json_answer({"pid": model.pid, "incarnation": model.incarnation})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -144,9 +145,3 @@ async def _copy(reader: EventReader, response: web.StreamResponse) -> bool:
     except ConnectionError:
         pass  # the client has gone
     return True
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(
-        body=body, content_type="application/json", headers={"Cache-Control": "no-store"}
-    )

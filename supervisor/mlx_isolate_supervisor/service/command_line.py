@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from mlx_isolate_supervisor.listening import url_of
 from mlx_isolate_supervisor.service.definition import PASSED_ON, Definition, File
 from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
 from mlx_isolate_supervisor.settings.layers import Resolved
@@ -60,7 +61,7 @@ def installation(
         name=name,
         argv=(*program, "serve", *words),
         environment={n: environment[n] for n in PASSED_ON if environment.get(n)},
-        url=_url(settings.host, settings.port),
+        url=url_of(settings.host, settings.port),
         shutdown_timeout_s=settings.shutdown_timeout_s,
     )
     return Installation(service=service, key_file=key_file)
@@ -113,8 +114,3 @@ def _absolute(name: str, text: str) -> str:
     if text and (name in _PATHS or (name in _PERHAPS_PATHS and path.exists())):
         return str(path.absolute())
     return text
-
-
-def _url(host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
