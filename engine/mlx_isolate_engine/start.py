@@ -15,9 +15,21 @@ def begin(argv: Sequence[str], work: Callable[[Arguments, StopSignal], NoReturn]
     From here on the process ends with its supervisor, or when told.
     """
     arguments = parse_arguments(argv)
+    leave_removed_folder()
     for descriptor in (arguments.spec_fd, arguments.report_fd, arguments.lifeline_fd):
         os.set_inheritable(descriptor, False)
     die_with_parent(arguments.lifeline_fd)
     stop = StopSignal()
     watch_lifeline(arguments.lifeline_fd)
     work_aside(lambda: work(arguments, stop), arguments.nice)
+
+
+def leave_removed_folder() -> None:
+    """Leave a working folder that was removed: libraries ask for its name when they are imported.
+
+    A daemon started in a folder that is gone since then could replace no engine.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")

@@ -323,5 +323,7 @@ def test_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> No
     assert error.code == "adapter_broken"
 
 
-def test_missing_adapter_folder_is_refused(folder: Path) -> None:
-    assert refused(folder, replace_settings(adapter_path="/nowhere")).code == "adapter_broken"
+# The second may not be looked at: too long rather than forbidden, which nothing is to root.
+@pytest.mark.parametrize("path", ["/nowhere", "/" + "x" * 300], ids=["missing", "too long"])
+def test_missing_adapter_folder_is_refused(folder: Path, path: str) -> None:
+    assert refused(folder, replace_settings(adapter_path=path)).code == "adapter_broken"

@@ -24,6 +24,7 @@ from mlx_isolate_supervisor.doctor.machine_checks import (
 )
 from mlx_isolate_supervisor.doctor.place_checks import (
     check_hub_model,
+    check_log_folder,
     check_port,
     check_run_directory,
     check_service,
@@ -127,6 +128,21 @@ def test_a_disk_is_measured_where_the_folder_will_be_and_nothing_is_left(tmp_pat
 
 def test_a_disk_without_room_is_a_fault(tmp_path: Path) -> None:
     assert check_disk("caches in", tmp_path, sample_bytes=1 << 60).level == "fault"
+
+
+def test_a_folder_that_may_not_be_looked_at_is_judged_by_what_is_above(tmp_path: Path) -> None:
+    # Too long rather than forbidden, which nothing is to root.
+    path = tmp_path / ("x" * 300)
+    assert check_disk("caches in", path, sample_bytes=1 << 20).level == "ok"
+    assert check_log_folder(ServeSettings(log_dir=str(path))).level == "ok"
+
+
+def test_a_log_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = check_log_folder(ServeSettings(log_dir=str(tmp_path / "file" / "logs")))
+    assert (found.level, found.remedy) == ("fault", "choose another folder: --log-dir")
+    assert check_log_folder(ServeSettings(log_dir=str(tmp_path / "new"))).level == "ok"
+    assert check_log_folder(ServeSettings(log_dir="")).level == "ok"
 
 
 def settings_for(port: int, run_dir: Path | None = None) -> ServeSettings:

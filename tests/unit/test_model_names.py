@@ -62,6 +62,12 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
         locate_model(str(weights))
 
 
+def test_a_path_that_may_not_be_looked_at_is_refused_in_one_sentence() -> None:
+    # Too long rather than forbidden, which nothing is to root.
+    with pytest.raises(ConfigError, match=r"^cannot look at x+: File name too long; give a folder"):
+        locate_model("x" * 300)
+
+
 @pytest.mark.parametrize(
     ("file", "remedy"),
     [

@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> int:
         verb: Parser = arguments.parser
         verb.error(_NO_FOLDER)
     root = Path(folder).expanduser().absolute()
-    if arguments.command != "import" and not root.is_dir():
-        print(f"mlx-isolate: there is no cache directory {root}.", file=sys.stderr)
-        return EXIT_USAGE
     try:
+        if arguments.command != "import" and not root.is_dir():
+            print(f"mlx-isolate: there is no cache directory {root}.", file=sys.stderr)
+            return EXIT_USAGE
         status: int = arguments.run(arguments, root)
     except (ConfigError, CacheError) as error:
         print(f"mlx-isolate: {error}", file=sys.stderr)

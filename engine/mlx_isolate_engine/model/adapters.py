@@ -26,10 +26,10 @@ def add_adapter(model: Any, path: Path) -> None:
     """
     from mlx_lm.utils import load_adapters
 
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (path / name).is_file():
-            raise ModelError("adapter_broken", f"the adapter folder {path} has no {name}.")
     try:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (path / name).is_file():
+                raise ModelError("adapter_broken", f"the adapter folder {path} has no {name}.")
         load_adapters(model, str(path))
         model.eval()
     except (*FOREIGN_ERRORS, json.JSONDecodeError) as error:

@@ -101,8 +101,10 @@ def _translated(error: OSError, home: Path) -> ModelError:
         return ModelError(
             "disk_full",
             f"the disk is full: the demo model needs about 1.5 GB under {home} while it is "
-            "converted; free some space.",
+            "converted; free some space or choose another --cache-dir.",
         )
     return ModelError(
-        "demo_broken", f"cannot convert the demo model under {home}: {error.strerror or error}."
+        "demo_broken",
+        f"cannot convert the demo model under {home}: {error.strerror or error}; make it writable "
+        "or choose another --cache-dir.",
     )

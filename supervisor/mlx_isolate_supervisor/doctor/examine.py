@@ -24,6 +24,7 @@ from mlx_isolate_supervisor.doctor.machine_checks import (
 )
 from mlx_isolate_supervisor.doctor.place_checks import (
     check_hub_model,
+    check_log_folder,
     check_port,
     check_run_directory,
     check_service,
@@ -58,6 +59,7 @@ def examine(resolved: Resolved, *, probe: Sequence[str] = PROBE) -> Iterator[Fin
     port, is_ours = check_port(settings, daemon_of_settings(settings))
     yield port
     yield check_run_directory(settings, is_ours_running=is_ours)
+    yield check_log_folder(settings)
     try:
         yield check_service(manager_here(), DEFAULT_NAME, run_command)
     except CommandError as error:

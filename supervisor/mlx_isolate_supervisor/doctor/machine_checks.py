@@ -99,7 +99,8 @@ def check_open_files() -> Finding:
 def check_disk(what: str, folder: Path, sample_bytes: int = SAMPLE_BYTES) -> Finding:
     """Room and speed of the disk that holds `folder`, or will."""
     place = folder
-    while not place.is_dir() and place != place.parent:
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    while not os.path.isdir(place) and place != place.parent:
         place = place.parent
     try:
         free = shutil.disk_usage(place).free

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.commands.client import Daemon
@@ -12,6 +13,7 @@ from mlx_isolate_supervisor.engines.rundir import SOCKET_NAME_MAX, holder_of
 from mlx_isolate_supervisor.listening import PortTakenError, bind
 from mlx_isolate_supervisor.models.model_files import hub_folder
 from mlx_isolate_supervisor.service.managers import Manager, Run
+from mlx_isolate_supervisor.user_folders import log_folder
 
 
 def check_port(settings: ServeSettings, daemon: Daemon) -> tuple[Finding, bool]:
@@ -40,9 +42,7 @@ def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Fi
         check_socket_path(path / ("x" * SOCKET_NAME_MAX))
     except ConfigError as error:
         return fault("run dir", str(error), remedy)
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = _existing(path)
     if place != path:
         if not os.access(place, os.W_OK | os.X_OK):
             return fault("run dir", f"{path} cannot be made in {place}.", remedy)
@@ -55,6 +55,25 @@ def check_run_directory(settings: ServeSettings, *, is_ours_running: bool) -> Fi
         text = f"{path} is in use by the supervisor {holder}, which does not have the port."
         return fault("run dir", text, "stop it (kill it if it hangs), or choose another --run-dir")
     return ok("run dir", f"{path}{' is in use by that daemon' if holder else ' is free'}.")
+
+
+def check_log_folder(settings: ServeSettings) -> Finding:
+    """Whether the log file can be written, without which nothing starts; nothing is made."""
+    if settings.log_dir == "":
+        return ok("log", "no log file is kept.")
+    path = Path(settings.log_dir) if settings.log_dir else log_folder()
+    place = _existing(path)
+    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+        return fault("log", f"{path} cannot be written.", "choose another folder: --log-dir")
+    return ok("log", f"{path} {'can be written' if place == path else 'can be made'}.")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what there is of it."""
+    # Not Path.exists, which raises where a folder above may not be looked into.
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
 
 
 def check_hub_model(model: str) -> Finding:

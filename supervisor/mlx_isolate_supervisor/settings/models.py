@@ -40,11 +40,19 @@ def locate_model(text: str, folder: Path | None = None) -> str:
         folder: what relative paths start from; None = the working folder.
 
     Raises:
-        ConfigError: it is none of the three.
+        ConfigError: it is none of the three, or may not be looked at.
     """
     if text == DEMO:
         return DEMO
-    path = (folder or Path()) / Path(text).expanduser()
+    try:
+        return _locate(text, (folder or Path()) / Path(text).expanduser())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot look at {text}: {error.strerror}; give a folder that this user can read."
+        ) from error
+
+
+def _locate(text: str, path: Path) -> str:
     if text and path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"{text} holds no model: it has no config.json; {_instead(path)}.")
