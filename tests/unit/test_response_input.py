@@ -8,6 +8,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from mlx_isolate_engine.completion.events import ContentDelta, ToolCallDelta
+from mlx_isolate_engine.protocols import responses
 from mlx_isolate_engine.protocols.contract import Delta
 from mlx_isolate_engine.protocols.response_input import list_page
 from mlx_isolate_engine.protocols.response_store import ResponseStore
@@ -129,7 +130,14 @@ def test_pages_follow_each_other_in_either_order() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("limit", "0"), ("limit", "101"), ("limit", "x"), ("order", "up"), ("after", "nobody")],
+    [
+        ("limit", "0"),
+        ("limit", "101"),
+        ("limit", "x"),
+        ("limit", "000000001" + "9" * 5000),
+        ("order", "up"),
+        ("after", "nobody"),
+    ],
 )
 def test_a_wrong_page_is_refused_by_name(name: str, value: str) -> None:
     conversation = Conversation()
@@ -137,3 +145,13 @@ def test_a_wrong_page_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(RequestError) as caught:
         conversation.list(made["id"], **{name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_what_is_not_answered_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing a body of many items takes seconds, and most of such are refused as too long."""
+
+    def fail(*_: object) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(responses, "listed_input", fail)
+    ResponsesProtocol(ResponseStore()).parse(b'{"input": "hi"}', CALL)

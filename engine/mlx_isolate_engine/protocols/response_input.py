@@ -1,5 +1,6 @@
 """The input items of a kept response, listed page by page in the form that answers have."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from mlx_isolate_shared.errors import RequestError
 # Items of a page, as OpenAI has it.
 PAGE_ITEMS = 20
 PAGE_ITEMS_MAX = 100
+# Digits as `int` takes them at once: neither another script's nor thousands of them.
+_LIMIT = re.compile(r"[0-9]{1,9}")
 
 
 class ListedItem(Struct, frozen=True):
@@ -103,7 +106,7 @@ def _start(ordered: Sequence[ListedItem], after: str | None) -> int:
 def _limit(text: str | None) -> int:
     if text is None:
         return PAGE_ITEMS
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= PAGE_ITEMS_MAX):
+    if _LIMIT.fullmatch(text) is None or not 1 <= int(text) <= PAGE_ITEMS_MAX:
         raise RequestError(
             f"Invalid value for 'limit': expected a whole number from 1 to {PAGE_ITEMS_MAX}.",
             param="limit",

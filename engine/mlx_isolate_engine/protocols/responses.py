@@ -3,7 +3,8 @@
 A response is kept for `previous_response_id` unless the request says `store: false`.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -100,9 +101,10 @@ class ResponsesProtocol:
             num_draft_tokens=lane.num_draft_tokens,
         )
         head = _head(asked, sampling, call, lane.adapters)
-        items = _listed(asked, head["id"], before) if head["store"] else ()
+        # Later, and so never for a request that is refused: of many items it takes long.
+        listed = functools.partial(_listed, asked, head["id"], before)
         return ResponsesRequest(
-            request, head, conversation, items, self._store, stream=bool(asked.stream)
+            request, head, conversation, listed, self._store, stream=bool(asked.stream)
         )
 
     def _before(self, response_id: str | None) -> KeptResponse | None:
@@ -179,14 +181,18 @@ def _head(
 
 
 class ResponsesRequest:
-    """A parsed responses request with its two formatters."""
+    """A parsed responses request with its two formatters.
+
+    Args:
+        listed: makes what the response is made of, in the form in which that is listed.
+    """
 
     def __init__(
         self,
         request: CompletionRequest,
         head: dict[str, Any],
         conversation: tuple[dict[str, Any], ...],
-        items: tuple[ListedItem, ...],
+        listed: Callable[[], tuple[ListedItem, ...]],
         store: ResponseStore,
         *,
         stream: bool,
@@ -195,7 +201,7 @@ class ResponsesRequest:
         self.stream = stream
         self._head = head
         self._conversation = conversation
-        self._items = items
+        self._listed = listed
         self._store = store
 
     @property
@@ -228,7 +234,7 @@ class ResponsesRequest:
             turn = template_turn(items)
             messages = (*self._conversation, *turn)
             body = msgspec.json.encode(response)
-            self._store.put(response["id"], body, messages, self._items)
+            self._store.put(response["id"], body, messages, self._listed())
 
 
 def _usage(summary: CompletionSummary) -> dict[str, Any]:
