@@ -203,7 +203,7 @@ class PromptCache:
             self._cold.writer.set_idle(idle)
 
     def trim_to(self, bytes_max: int) -> None:
-        """Give RAM back at once, e.g. to make room for the rows of a batch; it spills."""
+        """Give RAM back at once, down to `bytes_max`; what leaves it spills."""
         with self._lock:
             evicted = self._ram.trim(bytes_max)
         if self._cold is not None:

@@ -11,7 +11,7 @@ const WINDOWS = [
   ["15 min", 900],
   ["1 h", 3600],
 ];
-export const SERIES = 8;
+const SERIES = 8;
 
 const CHARTS = [
   { id: "tokens", title: "Tokens per second", field: "tokens_per_s", show: rate, least: 1 },
@@ -21,7 +21,7 @@ const CHARTS = [
 ];
 
 /** A round number at or above `value`, so that the scale does not jitter. */
-export function niceTop(value, least = 0) {
+function niceTop(value, least = 0) {
   const wanted = Math.max(value, least, 1e-9);
   const power = 10 ** Math.floor(Math.log10(wanted));
   for (const step of [1, 1.5, 2, 3, 4, 5, 6, 8, 10])
@@ -30,7 +30,7 @@ export function niceTop(value, least = 0) {
 }
 
 /** SVG path through points, broken where samples are missing. */
-export function linePath(points, gap, steps) {
+function linePath(points, gap, steps) {
   let path = "";
   let before = null;
   for (const point of points) {

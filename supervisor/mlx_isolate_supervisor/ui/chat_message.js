@@ -6,7 +6,7 @@ import { canContinue } from "./chat_stream.js";
 import { render } from "./markdown.js";
 
 /** "52 tokens · 38.2 tokens/s · first token 0.3 s · prompt 120 (96 cached) · 1.7 s". */
-export function figuresText(figures) {
+function figuresText(figures) {
   if (!figures) return "";
   const parts = [`${figures.isCounted ? "" : "≈ "}${count(figures.tokens)} tokens`];
   if (figures.perSecond) parts.push(`${rate(figures.perSecond)} tokens/s`);

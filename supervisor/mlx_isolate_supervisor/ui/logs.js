@@ -8,7 +8,7 @@ const LINES_MAX = 2000;
 const BACKOFF_MS = [500, 1000, 2000, 5000];
 
 /** Level of a line, for its colour; the line itself carries the word. */
-export function levelOf(text) {
+function levelOf(text) {
   const found = /\b(CRITICAL|ERROR|WARNING|DEBUG)\b/.exec(text.slice(0, 60));
   return found ? { CRITICAL: "bad", ERROR: "bad", WARNING: "warn", DEBUG: "idle" }[found[1]] : "";
 }

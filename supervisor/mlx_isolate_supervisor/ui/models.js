@@ -93,7 +93,7 @@ export function stateText(model) {
 }
 
 /** Why the last engine ended, in a few words. */
-export function exitText(exit, now) {
+function exitText(exit, now) {
   const how = exit.signal ?? `exit ${exit.code}`;
   return `engine #${exit.incarnation} ended: ${how} (${exit.cause}) ${age(exit.at, now)}`;
 }
