@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from mlx_isolate_supervisor.drills.record import Broken
-from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene
+from mlx_isolate_supervisor.drills.scene import LOAD_DEADLINE_S, MOMENT_S, Scene, patience_s
 from mlx_isolate_supervisor.drills.traffic import ENDLESS
 from mlx_isolate_supervisor.telemetry.status import ModelStatus
 
@@ -25,7 +25,8 @@ async def client_gone(scene: Scene) -> None:
     before = await scene.model()
     begun = [scene.client.begin(scene.model_id, ENDLESS) for _ in range(STREAMS)]
     waiting = [seen.begun.wait() for seen, _ in begun]
-    await scene.wait("served", "the streams begin", asyncio.gather(*waiting), MOMENT_S)
+    begin_s = patience_s(before.load_s or 0.0)
+    await scene.wait("served", "the streams begin", asyncio.gather(*waiting), begin_s)
     others = (await scene.model()).active - STREAMS
     scene.act(f"{STREAMS} clients leave in mid-stream")
     await scene.client.leave(*(task for _, task in begun))
