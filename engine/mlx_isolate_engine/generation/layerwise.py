@@ -75,7 +75,13 @@ class LayerwiseGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm has no
 
 
 class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no types
-    """Rows whose prompts run. `ends`: tokens in each one's cache when its prompt has run."""
+    """Rows whose prompts run. `ends`: tokens in each one's cache when its prompt has run.
+
+    Who joins is settled when the next piece runs, with the room for it: mlx-lm calls `prompt` in
+    the same step, and two evaluations would copy everybody twice.
+    """
+
+    _is_joined = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -83,7 +89,7 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
 
     def extend(self, batch: Any) -> None:
         super().extend(batch)
-        settle(self.prompt_cache)
+        self._is_joined = True
 
     def split(self, indices: list[int]) -> Any:
         if len(indices) < len(self):
@@ -108,7 +114,10 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
     def prompt(self, tokens: list[list[int]]) -> None:
         lengths = [len(piece) for piece in tokens]
         width = max(lengths, default=0)
+        is_joined, self._is_joined = self._is_joined, False
         if not width:
+            if is_joined:
+                settle(self.prompt_cache)
             return
         lefts = (
             self.ends.get(uid, 0) - len(seen)
