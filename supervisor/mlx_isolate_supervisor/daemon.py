@@ -280,7 +280,7 @@ def trouble_of(moved: Transition) -> str | None:
     # An engine that ends while it loads was nobody's to lose.
     event = "start_failed" if (moved.before, moved.event) == ("starting", "lost") else moved.event
     told = TROUBLE.get(event)
-    return None if told is None else told.format(harmless(moved.reason))
+    return None if told is None else told.format(harmless(moved.reason.removesuffix(".")))
 
 
 def relay_limits(settings: ServeSettings) -> RelayLimits:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -193,3 +194,21 @@ def test_the_run_directory_is_private_and_its_paths_are_checked(home: Path) -> N
     RunDirectory.acquire(home / "run").release()
     with pytest.raises(ConfigError, match="bytes"):
         RunDirectory.acquire(home / ("x" * 100))
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_with_the_remedy(home: Path) -> None:
+    (home / "run/supervisor.lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot write in the run directory .*another --run-dir"):
+        RunDirectory.acquire(home / "run")
+
+
+def test_a_run_directory_on_a_full_disk_is_told_with_the_remedy(home: Path) -> None:
+    # The kernel takes no byte more of any file: as a full disk, whose number is another.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot write in the run directory"):
+            RunDirectory.acquire(home / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    RunDirectory.acquire(home / "run").release()

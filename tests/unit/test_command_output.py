@@ -62,7 +62,7 @@ def test_only_an_engine_that_served_is_called_lost(
         before=before,
         event="lost",
         after="backoff",
-        reason="no hub",
+        reason="no hub.",
         at=0.0,
     )
     assert trouble_of(moved) == told

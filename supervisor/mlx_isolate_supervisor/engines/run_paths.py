@@ -45,7 +45,9 @@ def make_private_directory(path: Path) -> None:
         if facts.st_mode & 0o077:
             path.chmod(0o700)
     except OSError as error:
-        raise ConfigError(f"cannot create the folder {path}: {error.strerror}.") from error
+        raise ConfigError(
+            f"cannot create the folder {path}: {error.strerror}; choose another --run-dir."
+        ) from error
 
 
 def check_socket_path(path: Path) -> None:

@@ -35,8 +35,8 @@ class RunDirectory:
         """Create (0700), check and lock the directory.
 
         Raises:
-            ConfigError: another supervisor holds it, a socket path in it would be too long, or it
-                is not private.
+            ConfigError: another supervisor holds it, a socket path in it would be too long, it is
+                not private, or it cannot be written.
         """
         check_socket_path(path / ("x" * SOCKET_NAME_MAX))
         return cls(path, _make_and_lock(path))
@@ -94,16 +94,28 @@ def holder_of(path: Path) -> str | None:
 
 def _make_and_lock(path: Path) -> int:
     make_private_directory(path)
-    lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(lock_fd, path)
+            os.ftruncate(lock_fd, 0)
+            os.write(lock_fd, f"{os.getpid()}\n".encode())
+        except BaseException:
+            os.close(lock_fd)
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write in the run directory {path}: {error.strerror}; choose another --run-dir."
+        ) from error
+    return lock_fd
+
+
+def _lock(lock_fd: int, path: Path) -> None:
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         holder = os.read(lock_fd, 32).decode(errors="replace").strip() or "unknown"
-        os.close(lock_fd)
         raise ConfigError(
             f"another supervisor (pid {holder}) uses the run directory {path}; "
             "stop it or choose another port or run directory."
         ) from error
-    os.ftruncate(lock_fd, 0)
-    os.write(lock_fd, f"{os.getpid()}\n".encode())
-    return lock_fd
