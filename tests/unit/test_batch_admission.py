@@ -1,6 +1,13 @@
 """Who joins the batch next."""
 
-from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Batch, Room, Waiter, choose
+from mlx_isolate_engine.generation.admission import (
+    AGED_AFTER_S,
+    Batch,
+    Room,
+    Waiter,
+    choose,
+    fits,
+)
 
 
 def waiter(
@@ -89,6 +96,13 @@ def test_what_a_row_takes_however_long_it_is_counts_for_the_rows_that_are_there(
     windows = Room(tokens=35_000, row_tokens=1_500.0)
     assert choose([waiter(10)], batch(decoding=1, longest=10_000, room=windows), now=0.0) == [0]
     assert choose([waiter(10)], batch(decoding=2, longest=10_000, room=windows), now=0.0) == []
+
+
+def test_prompts_in_few_shapes_need_room_for_round_numbers() -> None:
+    plain, rounded = Room(tokens=30_000), Room(tokens=30_000, few_shapes=True)
+    assert fits(3, 9_900, plain) and not fits(3, 9_900, rounded)
+    assert fits(3, 9_216, rounded)
+    assert fits(20, 1_500, Room(tokens=30_720, few_shapes=True))  # 1,536 of each
 
 
 def test_a_prompt_larger_than_the_memory_runs_alone() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mlx_isolate_engine.generation.few_shapes import rounded_keys
+
 # A prompt that waited so long goes before all others, in order of arrival; without it a stream of
 # short prompts starves a long one.
 AGED_AFTER_S = 10.0
@@ -41,10 +43,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: rows times what each of them takes may not exceed it.
         row_tokens: what a row takes however long it is (windows, recurrent state).
+        few_shapes: whether prompts have room for round numbers of tokens (see few_shapes.py).
     """
 
     tokens: int
     row_tokens: float = 0.0
+    few_shapes: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,5 +137,9 @@ def _order(waiting: Sequence[Waiter], now: float, short_tokens: int) -> list[int
 
 def fits(rows: int, longest: int, room: Room | None) -> bool:
     """Whether there is memory for so many rows, the longest of which has so many tokens."""
+    if room is None:
+        return True
     capacity = -(-longest // CAPACITY_STEP) * CAPACITY_STEP
-    return room is None or rows * (capacity + room.row_tokens) <= room.tokens
+    if room.few_shapes:
+        capacity = max(capacity, rounded_keys(longest))
+    return rows * (capacity + room.row_tokens) <= room.tokens

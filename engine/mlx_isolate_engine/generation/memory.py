@@ -8,6 +8,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_isolate_engine.cache.kinds import leaves
 from mlx_isolate_engine.device import usable_bytes
+from mlx_isolate_engine.generation import few_shapes
 from mlx_isolate_engine.generation.admission import Room
 from mlx_isolate_engine.generation.layerwise import batch_bytes
 
@@ -36,6 +37,7 @@ def room_for_rows(model: Any) -> Room | None:
     return Room(
         tokens=max(1, int(batch_bytes(_free_bytes() * KV_SHARE, share) / token_bytes)),
         row_tokens=row_bytes / token_bytes,
+        few_shapes=few_shapes.are_costly(),
     )
 
 
