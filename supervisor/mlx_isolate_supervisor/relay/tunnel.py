@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from aiohttp import web
 
 from mlx_isolate_supervisor.relay.frames import FrameTracker, close_frame
-from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S
+from mlx_isolate_supervisor.relay.limits import CLIENT_STALL_LOOK_S, END_RUNNING_S
 from mlx_isolate_supervisor.relay.socket_state import has_hung_up, read_now, unread_bytes
 
 # Why bytes no longer pass both ways.
@@ -149,6 +149,7 @@ class Tunnel:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._hang_up_timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
         before = cast(web.RequestHandler, client.get_protocol())
         self._client = _ClientEnd(self, client, before)
         self._engine = _End(self, engine, self._frames)
@@ -190,18 +191,26 @@ class Tunnel:
         return await asyncio.shield(self._ending)
 
     async def close(self, code: int, reason: str) -> None:
-        """End both connections; the client is told why where a frame may begin."""
+        """End both connections; the client is told why where a frame may begin.
+
+        Called again after it was cut off, which a shutdown does as soon as the engine has ended,
+        it gives the client a last moment.
+        """
         self._stop_timers()
         self._engine.transport.abort()
         client = self._client
         if client.takes_more and self._frames.is_at_boundary:
-            if not self._frames.is_closed:
-                client.transport.write(close_frame(code, reason))
-            client.end_writing()
             # Closed with something unread in it, the connection would be reset, and the frame
             # lost; so what the client still sends is read and dropped for a while.
             client.resume()
-            await self._wait_client()
+            if self._is_closing:
+                await asyncio.wait((self._client_ended,), timeout=END_RUNNING_S / 2)
+            else:
+                self._is_closing = True
+                if not self._frames.is_closed:
+                    client.transport.write(close_frame(code, reason))
+                client.end_writing()
+                await self._wait_client()
         self.abort()
 
     async def _wait_client(self) -> None:

@@ -271,6 +271,24 @@ def test_a_cancellation_by_the_operator_is_told_by_1008() -> None:
     run(scenario())
 
 
+def test_who_is_being_told_of_an_end_is_not_told_of_another() -> None:
+    """A shutdown ends the engine first, and cuts off what still waits for its client then."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client, side = await open_socket(rig)
+            side.close()
+            assert (await read_close(client))[0] == 1011
+            rig.recorder.cancel_all()
+            assert await soon(client.reader.read()) == b""
+            client.leave()
+            await soon(rig.recorder.all_ended.wait(), 5)
+            (ended,) = rig.recorder.ended_ones
+            assert (ended.status, ended.outcome) == (101, "failed")
+
+    run(scenario())
+
+
 def test_a_hundred_sockets_leave_no_descriptor_behind() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
