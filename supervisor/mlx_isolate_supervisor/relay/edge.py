@@ -228,14 +228,25 @@ def _refusal(request: web.Request, error: HttpError) -> web.Response:
     return response
 
 
+def _instead(path: str) -> str:
+    """What clients that are set up for something else are to change; empty for all others."""
+    if path.startswith("/v1/v1/"):
+        return "; leave /v1 off the client's base URL"
+    if path.startswith("/api/"):
+        return "; Ollama's API is not spoken here, OpenAI's is, under /v1"
+    return ""
+
+
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
     if error.status < 400:
         return error
     if error.status == 405:
-        message = f"{request.method} is not allowed at {request.path}."
+        allowed = " or ".join(error.headers.get("Allow", "").split(","))
+        message = f"{request.method} is not allowed at {request.path}; use {allowed}."
         code = "method_not_allowed"
     elif error.status == 404:
-        message, code = f"There is no endpoint {request.path}.", "not_found"
+        message = f"There is no endpoint {request.path}{_instead(request.path)}."
+        code = "not_found"
     else:
         message, code = f"{error.reason}.", error.reason.lower().replace(" ", "_")
     response = _refusal(request, RequestError(message, status=error.status, code=code))

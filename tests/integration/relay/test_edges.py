@@ -103,21 +103,32 @@ def test_a_wrong_method_is_405_and_names_the_right_one(method: str) -> None:
                     answer = Answer(await client.read_head(), b"")
                 else:
                     answer = await client.read_answer()
-                    assert error_of(answer)["code"] == "method_not_allowed"
+                    told = error_of(answer)
+                    assert told["code"] == "method_not_allowed"
+                    assert str(told["message"]).endswith("; use POST.")
                 assert answer.status == 405 and "POST" in answer.one("allow")
             assert rig.engine.connections == 0
 
     run(scenario())
 
 
-@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/v1/chat/completions/", 404)])
-def test_an_unknown_path_is_a_json_404(path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/nowhere", ""),
+        ("/v1/chat/completions/", ""),
+        ("/v1/v1/messages", "; leave /v1 off the client's base URL"),
+        ("/api/chat", "; Ollama's API is not spoken here, OpenAI's is, under /v1"),
+    ],
+)
+def test_an_unknown_path_is_a_json_404(path: str, remedy: str) -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
             client = await rig.connect()
             await client.post(b"{}", path)
             answer = await client.read_answer()
-            assert answer.status == status and error_of(answer)["code"] == "not_found"
+            assert answer.status == 404 and error_of(answer)["code"] == "not_found"
+            assert error_of(answer)["message"] == f"There is no endpoint {path}{remedy}."
 
     run(scenario())
 
