@@ -49,7 +49,7 @@ class Body(Protocol):
     """A body that is fed as bytes arrive.
 
     Attributes:
-        has_ended: the body is whole; nothing more may be fed.
+        has_ended: the body is whole; what is fed now is surplus.
         surplus: bytes that came after its end; a connection with any is not reused.
         chunks: chunks seen so far.
         is_at_boundary: a stream of events with nothing held back, so that a piece which is one
@@ -133,6 +133,9 @@ class ChunkedBody:
 
     def feed(self, data: bytes) -> bytes:
         """See `Body.feed`. One whole event in one piece, the usual case, is not copied."""
+        if self.has_ended:
+            self.surplus = data
+            return b""
         if self._held:
             self._held.append(data)
             self._held_bytes += len(data)
@@ -201,6 +204,7 @@ class ChunkedBody:
                 raise FramingError("trailers without an end")
             return self._hold(data, boundary, position, len(data) + 1)
         self.has_ended = True
+        self.is_at_boundary = False
         self.surplus = data[end + 4 :]
         return data[:position]
 

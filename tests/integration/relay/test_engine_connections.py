@@ -1,10 +1,22 @@
 """Connections to an engine: kept and used again, never trusted beyond what they carried, none left."""
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from mlx_isolate_supervisor.relay.limits import CONNECT_TRIES_MAX
+from mlx_isolate_supervisor.relay.pool import EnginePool
 from tests.integration.relay.client_side import Client
-from tests.integration.relay.engine_side import END, JSON_HEAD, EngineSide, ScriptedEngine, whole
+from tests.integration.relay.engine_side import (
+    END,
+    JSON_HEAD,
+    SSE_HEAD,
+    EngineSide,
+    ScriptedEngine,
+    event,
+    whole,
+)
 from tests.integration.relay.rig import Rig, make_rig, run, soon
 from tests.waiting import wait_until
 
@@ -136,5 +148,45 @@ def test_no_descriptor_is_left_by_requests_that_end_in_any_way() -> None:
                 client.leave()
                 side.close()
             await wait_until(lambda: rig.descriptors() <= before + 3, 5)
+
+    run(scenario())
+
+
+class Sink:
+    """Takes a body."""
+
+    writing_paused = False
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def begin(self, block: bytes) -> None:
+        self.taken += block
+
+    def write(self, block: bytes) -> None:
+        self.taken += block
+
+    async def drain(self, is_over: Callable[[], bool]) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("stray", [event("stray"), event("str")[:5]], ids=["event", "part"])
+def test_what_an_engine_says_behind_an_end_is_passed_to_nobody(stray: bytes) -> None:
+    """However soon it comes: before whoever waits for the end has been told of it."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            connection, sink = await EnginePool().take(rig.engine.path), Sink()
+            connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+            connection.data_received(SSE_HEAD + event("one"))
+            await connection.wait_head()
+            passing = asyncio.create_task(connection.pass_body(sink))
+            await asyncio.sleep(0)
+            for piece in (event("two"), END, stray):
+                connection.data_received(piece)
+            await passing
+            assert sink.taken == event("one") + event("two")
+            assert not connection.is_reusable
+            connection.close()
 
     run(scenario())
