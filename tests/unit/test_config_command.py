@@ -47,6 +47,16 @@ def test_show_names_the_origin_of_each_value() -> None:
     assert shown["--port"] == ["8080", "default"]
 
 
+def test_show_tells_of_a_misspelt_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_ISOLATE_PROT", "9")
+    args = argparse.Namespace(verb="show", json=True, models=["o/m"], more_models=[])
+    args.served_names = []
+    assert run(args) == exit_codes.OK
+    assert "mlx-isolate: MLX_ISOLATE_PROT in the environment is no" in capsys.readouterr().err
+
+
 def test_show_names_what_a_model_has_of_its_own() -> None:
     lines = show_lines(resolved())
     assert lines[lines.index("model m") + 1 :] == [

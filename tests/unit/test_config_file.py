@@ -144,6 +144,7 @@ models:
             "models.m.path: 'a\\x00b' is no path that a system takes.",
         ),
         ("models: [m]", "models must be a mapping."),
+        ("models: {m: /a}", "models.m must be a mapping; write {path: /a}."),
         ("models: {a: {aliases: [b]}, b: {}}", "two models would be served as 'b'"),
         ("groups: {g: {members: [x]}}", "groups.g.members: there is no model 'x' under models."),
         ("hooks: {on_startup: {preload: [x]}}", "hooks.on_startup.preload: there is no model 'x'."),

@@ -93,6 +93,8 @@ def _mistakes(path: Path) -> list[str]:
 
 
 def _show(resolved: Resolved, *, as_json: bool) -> int:
+    for sentence in resolved.warnings:
+        print(f"mlx-isolate: {harmless(sentence)}", file=sys.stderr)
     if as_json:
         print(msgspec.json.encode(shown_settings(resolved)).decode())
         return exit_codes.OK

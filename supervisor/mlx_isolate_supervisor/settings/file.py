@@ -104,6 +104,8 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
     engine: dict[str, dict[str, Texts]] = {}
     for id, given in given_models.items():
         place = f"models.{id}"
+        if isinstance(given, str):
+            raise ConfigError(f"{place} must be a mapping; write {{path: {given}}}.")
         own = macros.expand(mapping(given, place), place, id)
         _check_keys(own, (*MODEL_KEYS, *ENGINE_FLAGS), place)
         specs.append(_model(id, own, path.parent, shown))
