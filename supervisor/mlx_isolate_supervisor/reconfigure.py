@@ -4,8 +4,12 @@ A file that is wrong changes nothing, and the log says why.
 """
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.config import ServeSettings
@@ -17,13 +21,18 @@ from mlx_isolate_supervisor.telemetry.logs import log_event, log_failure
 
 # How often the file is looked at, and how long it must have been still: editors write in steps.
 WATCH_INTERVAL_S = 0.5
+# A file on a disk that does not answer, or a pipe, is given up after so long; until then, no other
+# reload is begun.
+READ_LIMIT_S = 30.0
+
+T = TypeVar("T")
 
 
 class Reconfiguration:
     """Reads the settings again and hands them on.
 
     Args:
-        read: gathers the settings anew; called in a thread, since it reads files.
+        read: gathers the settings anew; called in a thread of its own, since it reads files.
         apply: makes the models of the new settings be served; on the loop.
         tell: shows one line to a person.
         notifier: tells the service manager.
@@ -79,7 +88,7 @@ class Reconfiguration:
 
     async def _reload(self) -> None:
         try:
-            resolved = await asyncio.to_thread(self._read)
+            resolved = await self._read_in_time()
         except ConfigError as error:
             log_event("config.refused", logging.WARNING, reason=str(error))
             self._tell(f"the configuration stays as it was: {error}")
@@ -99,11 +108,21 @@ class Reconfiguration:
         )
         self._tell(describe_changes(changes, late))
 
+    async def _read_in_time(self) -> Resolved:
+        try:
+            async with asyncio.timeout(READ_LIMIT_S):
+                return await _in_thread(self._read)
+        except TimeoutError:
+            raise ConfigError(f"it could not be read in {READ_LIMIT_S:g} s.") from None
+
     async def _watch(self, path: str) -> None:
         told = seen = self._seen
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now = file_facts(path)
+            try:
+                now = await _in_thread(partial(file_facts, path))
+            except RuntimeError:  # there is no thread to be had for now
+                continue
             if now != seen:
                 seen = now
             elif now != told and now is not None:
@@ -131,3 +150,29 @@ def describe_changes(changes: ModelChanges, late: tuple[str, ...]) -> str:
 
 def _names(names: tuple[str, ...]) -> str | None:
     return ",".join(names) or None
+
+
+async def _in_thread(act: Callable[[], T]) -> T:
+    """The result of something that asks a disk, from a thread that nobody has to wait for.
+
+    A pool's threads are waited for at the end of the process, which a disk that does not answer
+    would hold up for ever.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: Any) -> None:
+        if not result.done():  # it was given up
+            set_it(value)
+
+    def run() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
+        try:
+            outcome = (result.set_result, act())
+        except Exception as error:  # noqa: BLE001 - the top frame of the thread
+            outcome = (result.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="configuration", daemon=True).start()
+    return await result
