@@ -175,8 +175,14 @@ def test_hub_in_trouble_may_be_tried_again(tmp_path: Path, hub: FakeHub) -> None
 def test_repo_without_weights_is_broken(tmp_path: Path, hub: FakeHub) -> None:
     for path in hub.repos["someone/tiny"].glob("*.safetensors"):
         path.unlink()
-    outcome = resolve("someone/tiny", tmp_path, hub.url)
-    assert (outcome.code, outcome.permanent) == ("model_broken", True)
+    hub.repos["someone/GGUF"] = tmp_path / "gguf"
+    hub.repos["someone/GGUF"].mkdir()
+    (hub.repos["someone/GGUF"] / "m.gguf").write_bytes(b"GGUF")
+    for outcome in resolve_all(["someone/tiny", "someone/GGUF"], tmp_path, hub.url):
+        assert (outcome.code, outcome.permanent) == ("model_broken", True)
+        assert (
+            "holds no model*.safetensors, and GGUF and PyTorch's files are not" in outcome.message
+        )
 
 
 def test_folder_never_touches_the_network(tmp_path: Path, hub: FakeHub) -> None:

@@ -60,6 +60,12 @@ def download(repo_id: str, report: Report) -> Path:
         )
     except (OSError, ValueError, RuntimeError, transport_error) as error:
         raise _translated(repo_id, error) from error
+    if not any(folder.glob("model*.safetensors")):
+        raise ModelError(
+            "model_broken",
+            f"{repo_id} holds no model*.safetensors, and GGUF and PyTorch's files are not read; "
+            "name a repository in MLX's format or with safetensors.",
+        )
     check_folder(folder)
     return folder
 
