@@ -118,7 +118,7 @@ def test_the_budget_makes_the_least_recently_used_leave() -> None:
     run(main())
 
 
-def test_more_than_the_budget_is_507_with_the_figures() -> None:
+def test_more_than_the_budget_is_507_with_the_figures(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         limits = PoolLimits(budget_bytes=10 * GB, ceiling_bytes=10 * GB)
         async with pool_rig(TWO, limits=limits, needs={"a": 12 * GB, "b": GB}) as rig:
@@ -131,6 +131,9 @@ def test_more_than_the_budget_is_507_with_the_figures() -> None:
                 await rig.pool.ensure_ready("a", 5.0)
             assert caught.value.status == 507
             assert rig.status("a").state == "stopped" and rig.spawns("a") == []
+            assert ("WARNING", "model.not_loaded") in [
+                (record.levelname, record.message) for record in caplog.records
+            ]
             assert (await rig.complete("b")).status == 200
 
     run(main())

@@ -100,7 +100,11 @@ class Machine:
         self.room_error = make_error
         if self.state is not State.FAILED or event is not Event.BACKOFF_ELAPSED:
             self.wanted = False
-            log_event("model.not_loaded", model=self.spec.id, reason=_room_reason(make_error))
+            # What fits nowhere is to be seen on a terminal, which shows no more than warnings.
+            level = logging.INFO if make_error is None else logging.WARNING
+            log_event(
+                "model.not_loaded", level, model=self.spec.id, reason=_room_reason(make_error)
+            )
             self.apply(Event.WANT_DOWN, "there is no room to try it again")
         else:
             self.timers.set("try", max(self.past.try_delay_s, self._settings.restart.half_open_s))
