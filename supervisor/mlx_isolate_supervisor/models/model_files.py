@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from mlx_isolate_supervisor.config import ModelSpec
+from mlx_isolate_supervisor.models.disk_look import look
 
 # Entries looked at; a folder with more is judged by its first ones.
 ENTRIES_MAX = 512
@@ -49,7 +50,14 @@ def _entry(path: Path) -> tuple[str, int, int]:
 
 
 def model_fingerprint(spec: ModelSpec) -> Fingerprint:
-    """What the files of `spec` look like now; a path that does not exist has its own look."""
+    """What the files of `spec` look like now; () where their disk does not say.
+
+    A path that does not exist has its own look.
+    """
+    return look(f"files of {spec.id}", lambda: _fingerprint(spec), ())
+
+
+def _fingerprint(spec: ModelSpec) -> Fingerprint:
     entries: list[tuple[str, int, int]] = []
     for root in model_roots(spec):
         entries.append(_entry(root))

@@ -122,4 +122,5 @@ class Past:
         if now - self._files_looked_at < FILES_LOOK_S:
             return False
         self._files_looked_at = now
-        return model_fingerprint(spec) != self._files
+        files = model_fingerprint(spec)
+        return bool(files) and files != self._files
