@@ -133,6 +133,18 @@ def test_an_unknown_model_names_those_there_are() -> None:
     run(main())
 
 
+def test_what_clients_of_mlx_lm_ask_for_is_served() -> None:
+    async def main() -> None:
+        async with pool_rig({"one": {}, "two": {}}) as rig:
+            one, two = (rig.pool.find(name) for name in ("one", "two"))
+            assert rig.pool.find("default_model") is one
+            assert rig.pool.find(two.spec.model) is two
+        async with pool_rig({"one": {}, "default_model": {}}) as rig:
+            assert rig.pool.find("default_model").model_id == "default_model"
+
+    run(main())
+
+
 def test_an_alias_leads_to_the_same_slot() -> None:
     async def main() -> None:
         async with pool_rig(aliases=("x", "y")) as rig:

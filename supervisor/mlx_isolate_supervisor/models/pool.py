@@ -38,6 +38,8 @@ EventListener = Callable[[SlotEvent], None]
 STOP_MARGIN_S = 0.5
 # How long after its limit a stop may still wait for the kernel to give a killed process up.
 REAP_LIMIT_S = 5.0
+# What clients of mlx-lm's server call the model that it was started with.
+MLX_LM_NAME = "default_model"
 
 
 class Pool:
@@ -317,6 +319,7 @@ async def _replace(slot: Slot, spec: ModelSpec) -> None:
 
 
 def _by_name(served: Sequence[tuple[Slot, ModelSpec]]) -> dict[str, Slot]:
+    """Ids and aliases; then, where nobody is called so, what mlx-lm's clients ask for."""
     if not served:
         raise ConfigError("there is no model to serve.")
     names: dict[str, Slot] = {}
@@ -327,4 +330,7 @@ def _by_name(served: Sequence[tuple[Slot, ModelSpec]]) -> dict[str, Slot]:
                     f"two models are called {name}; give one of them another name "
                     "(--served-model-name, once per model)."
                 )
+    for slot, spec in served:
+        names.setdefault(spec.model, slot)
+    names.setdefault(MLX_LM_NAME, served[0][0])
     return names
