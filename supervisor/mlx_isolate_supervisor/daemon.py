@@ -35,6 +35,7 @@ from mlx_isolate_supervisor.relay.work import add_work_routes
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, merge_live
 from mlx_isolate_supervisor.settings.layers import Resolved
+from mlx_isolate_supervisor.stop_signals import StopSignals
 from mlx_isolate_supervisor.telemetry.display import (
     Display,
     describe_place,
@@ -107,7 +108,7 @@ class Daemon:
         self._began = time.monotonic()
         self._stop = asyncio.Event()
         self._cut = asyncio.Event()
-        self._signals: list[int] = []
+        self._signals = StopSignals(time.monotonic)
         self._memory: tuple[int, MemoryKind] = (0, "rss")
         self._memory_read_at = float("-inf")
         self.book = book
@@ -201,8 +202,8 @@ class Daemon:
         finally:
             await self._shut_down(servers, runner)
             watchdog.cancel()
-        if len(self._signals) > 1:
-            return exit_codes.CUT_BASE + self._signals[1]
+        if self._signals.cut_by is not None:
+            return exit_codes.CUT_BASE + self._signals.cut_by
         return exit_codes.OK
 
     def _application(self, limits: RelayLimits) -> web.Application:
@@ -248,16 +249,20 @@ class Daemon:
         if number == signal.SIGHUP and self._settings.config_path is not None:
             self._reconfiguration.ask()
             return
-        self._signals.append(number)
         name = signal.Signals(number).name
-        if len(self._signals) == 1:
-            log_event("daemon.stopping", signal=name)
-            self._display.line("stopping; running requests may finish, a second Ctrl-C cuts them")
-            self._stop.set()
-        else:
-            log_event("daemon.cut", logging.WARNING, signal=name)
-            self._cut.set()
-            self.pool.cut()
+        match self._signals.hear(number):
+            case "stop":
+                log_event("daemon.stopping", signal=name)
+                self._display.line(
+                    "stopping; running requests may finish, a second Ctrl-C cuts them"
+                )
+                self._stop.set()
+            case "cut":
+                log_event("daemon.cut", logging.WARNING, signal=name)
+                self._cut.set()
+                self.pool.cut()
+            case "repeat":
+                pass
 
     async def _shut_down(self, servers: Sequence[asyncio.Server], runner: web.AppRunner) -> None:
         self._stop.set()
