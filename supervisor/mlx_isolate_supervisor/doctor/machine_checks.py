@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mlx_isolate_supervisor.doctor.findings import Finding, doubt, fault, ok
+from mlx_isolate_supervisor.models.projection import unmeasured_bytes
 from mlx_isolate_supervisor.open_files import allow_many_open_files
 from mlx_isolate_supervisor.settings.quantities import show_bytes
 
@@ -40,7 +41,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_memory(memory: Memory, weights: Sequence[tuple[str, int]]) -> list[Finding]:
-    """Whether the models' weights fit; all sizes in bytes.
+    """Whether the models fit, by what is projected for their weights; all sizes in bytes.
 
     Args:
         memory: what there is.
@@ -52,12 +53,13 @@ def judge_memory(memory: Memory, weights: Sequence[tuple[str, int]]) -> list[Fin
         f"{show_bytes(memory.physical)}{shown}; the budget of all engines is {show_bytes(budget)}."
     )
     found = [ok("memory", text)]
-    for name, size in weights:
+    needs = [(name, unmeasured_bytes(size)) for name, size in weights]
+    for name, size in needs:
         if size > memory.ceiling:
             found.append(
                 fault(
                     "memory",
-                    f"{name} has {show_bytes(size)} of weights, more than it may need: it would be "
+                    f"{name} will need some {show_bytes(size)}, more than it may: it would be "
                     "refused (507).",
                     "raise --memory-budget-gb, or serve a smaller or quantized model",
                 )
@@ -66,16 +68,16 @@ def judge_memory(memory: Memory, weights: Sequence[tuple[str, int]]) -> list[Fin
             found.append(
                 doubt(
                     "memory",
-                    f"{name} has {show_bytes(size)} of weights, more than is free now.",
+                    f"{name} will need some {show_bytes(size)}, more than is free now.",
                     "end other programs before it loads",
                 )
             )
-    total = sum(size for _, size in weights)
-    if total > budget and all(size <= memory.ceiling for _, size in weights):
+    total = sum(size for _, size in needs)
+    if total > budget and all(size <= memory.ceiling for _, size in needs):
         found.append(
             doubt(
                 "memory",
-                f"all models together have {show_bytes(total)} of weights, more than the budget: "
+                f"all models together will need some {show_bytes(total)}, more than the budget: "
                 "they will take turns.",
                 "raise --memory-budget-gb if they should stay loaded",
             )

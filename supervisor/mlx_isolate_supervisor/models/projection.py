@@ -51,6 +51,11 @@ def _folder_bytes(root: Path) -> int:
     return sum(sizes.values())
 
 
+def unmeasured_bytes(weights: int) -> int:
+    """What an engine with so many bytes of weights will hold, where none has been measured."""
+    return PROCESS_BYTES + int(weights * WEIGHTS_FACTOR)
+
+
 def need_of(
     spec: ModelSpec, measured: Footprint | None, devices: Mapping[str, Device] | None = None
 ) -> Need:
@@ -62,11 +67,15 @@ def need_of(
         devices: the GPUs that are known.
     """
     cache = spec.engine.prompt_cache_bytes or 0
-    weights = int(weights_bytes(spec) * WEIGHTS_FACTOR)
-    own = PROCESS_BYTES + weights if measured is None else measured.bytes
+    expected = unmeasured_bytes(weights_bytes(spec))
+    own = expected if measured is None else measured.bytes
     gpu = gpu_of(spec)
     device = (devices or {}).get(gpu)
     if device is None or not device.has_own_memory:
         return Need(bytes=own + cache)
-    held = measured.gpu_bytes if measured is not None and measured.gpu_bytes else weights
+    held = (
+        measured.gpu_bytes
+        if measured is not None and measured.gpu_bytes
+        else expected - PROCESS_BYTES
+    )
     return Need(bytes=own, gpu=gpu, gpu_bytes=GPU_PROCESS_BYTES + held + cache)
