@@ -52,6 +52,29 @@ def test_the_disk_is_waited_for_once(model: ModelSpec, back: threading.Event) ->
     wait_for(lambda: len(model_fingerprint(model)) == 2, DEADLINE_S, "the disk is back")
 
 
+def test_a_model_that_moved_to_another_disk_is_seen_there(
+    model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = ModelSpec(id=model.id, model=str(tmp_path / "moved"))
+    Path(moved.model).mkdir()
+    (tmp_path / "moved" / "model.safetensors").write_bytes(bytes(2000))
+    set_free = threading.Event()
+    walk = os.walk
+
+    def hanging(root: Any) -> Any:
+        if str(root) == model.model:
+            set_free.wait(DEADLINE_S)
+        return walk(root)
+
+    monkeypatch.setattr(os, "walk", hanging)
+    try:
+        assert (weights_bytes(model), model_fingerprint(model)) == (0, ())
+        assert weights_bytes(moved) == 2000
+        assert len(model_fingerprint(moved)) == 2
+    finally:
+        set_free.set()
+
+
 def test_what_goes_wrong_is_told_to_who_asked() -> None:
     def ask() -> int:
         raise ValueError("no such thing")

@@ -28,14 +28,17 @@ def _named(variable: str, default: str) -> str:
     return os.path.expandvars(os.path.expanduser(os.environ.get(variable, default)))
 
 
-def model_roots(spec: ModelSpec) -> list[Path]:
-    """Folders and files that `spec` names: model, adapter, draft model, chat template."""
+def files_named(spec: ModelSpec) -> list[str]:
+    """What `spec` names of files: model, adapter, draft model, chat template; nothing is read."""
     named = [spec.model, spec.engine.adapter_path, spec.engine.draft_model]
     named += [spec.engine.chat_template, *spec.engine.adapters.values()]
+    return [name for name in named if name and "\n" not in name and len(name) <= 1024]
+
+
+def model_roots(spec: ModelSpec) -> list[Path]:
+    """Folders and files that `spec` names."""
     roots: list[Path] = []
-    for name in named:
-        if not name or "\n" in name or len(name) > 1024:
-            continue
+    for name in files_named(spec):
         path = Path(name)
         roots.append(path if path.is_absolute() or path.exists() else hub_folder(name))
     return roots
@@ -54,7 +57,7 @@ def model_fingerprint(spec: ModelSpec) -> Fingerprint:
 
     A path that does not exist has its own look.
     """
-    return look(f"files of {spec.id}", lambda: _fingerprint(spec), ())
+    return look(f"files of {files_named(spec)}", lambda: _fingerprint(spec), ())
 
 
 def _fingerprint(spec: ModelSpec) -> Fingerprint:

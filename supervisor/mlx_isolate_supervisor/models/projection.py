@@ -11,7 +11,7 @@ from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.devices import Device, gpu_of
 from mlx_isolate_supervisor.models.disk_look import look
 from mlx_isolate_supervisor.models.footprints import Footprint
-from mlx_isolate_supervisor.models.model_files import model_roots
+from mlx_isolate_supervisor.models.model_files import files_named, model_roots
 from mlx_isolate_supervisor.models.room import Need
 
 # A loaded model beside its weights on disk: activations, the KV of running requests, buffers.
@@ -29,7 +29,9 @@ FILES_MAX = 4096
 def weights_bytes(spec: ModelSpec) -> int:
     """Bytes of weights on disk: the model's, its draft model's, its adapter's; 0 where unknown."""
     return look(
-        f"size of {spec.id}", lambda: sum(_folder_bytes(root) for root in model_roots(spec)), 0
+        f"size of {files_named(spec)}",
+        lambda: sum(_folder_bytes(root) for root in model_roots(spec)),
+        0,
     )
 
 
