@@ -7,6 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import gpt2
+from mlx_lm.models.cache import BatchKVCache
 
 from mlx_isolate_engine import ahead
 from mlx_isolate_engine.generation.batch_model import BatchModel
@@ -139,6 +141,30 @@ def test_prompts_of_many_lengths_share_a_few_shapes(
 def test_every_kind_of_cache_answers_the_same(kind: str, tmp_path: Path) -> None:
     model = load_tiny(build_model(tmp_path, CACHE_KINDS[kind])).model
     assert talk(model, 6, few_shapes=True) == talk(model, 6, few_shapes=False)
+
+
+def test_a_table_of_positions_is_read_to_its_end_and_no_further() -> None:
+    """What lies behind it in memory may be anything, also no number."""
+    context, width = 64, 32
+    model: Any = gpt2.Model(
+        gpt2.ModelArgs(
+            model_type="gpt2",
+            n_ctx=context,
+            n_embd=width,
+            n_head=2,
+            n_layer=2,
+            n_positions=context,
+            layer_norm_epsilon=1e-5,
+            vocab_size=context,
+        )
+    )
+    behind = mx.full((context, width), float("nan"))
+    model.model.wpe.weight = mx.concatenate([model.model.wpe.weight, behind])
+    batch = BatchModel(model, few_shapes=True)
+    cache = [BatchKVCache([0]) for _ in range(2)]
+    batch(mx.arange(50)[None], cache=cache)
+    logits = batch(mx.arange(context - 51)[None], cache=cache)
+    assert not mx.isnan(logits).any().item()
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "0"), ("1", "1")])

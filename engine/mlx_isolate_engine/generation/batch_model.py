@@ -19,7 +19,12 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, create_attention_mask
 
-from mlx_isolate_engine.generation.few_shapes import MASKED_MAX, rounded_keys, rounded_tokens
+from mlx_isolate_engine.generation.few_shapes import (
+    MASKED_MAX,
+    has_position_table,
+    rounded_keys,
+    rounded_tokens,
+)
 
 # mlx arrays are untyped here.
 Array = Any
@@ -147,7 +152,7 @@ class BatchModel:
         few_shapes: whether prompts run in shapes that come again (see few_shapes.py).
 
     Attributes:
-        few_shapes: likewise.
+        few_shapes: whether they do: never with a table of positions.
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class BatchModel:
     ) -> None:
         self._model = model
         self._on_decode = on_decode
-        self.few_shapes = few_shapes
+        self.few_shapes = few_shapes and not has_position_table(model)
 
     def __call__(self, inputs: Array, cache: Sequence[Any]) -> Array:
         """Logits of [rows, tokens] inputs."""

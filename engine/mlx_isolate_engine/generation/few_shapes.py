@@ -6,6 +6,8 @@ prompt pays for one, and a tail of a few tokens pays five times for it what it c
 and the CPU plan nothing.
 """
 
+from typing import Any
+
 from mlx_isolate_engine.device import backend_name
 
 # What MLX's CUDA backend calls thrashing is any process that has met twice as many shapes as its
@@ -19,11 +21,19 @@ FINE_FROM = 4096
 FINE_STEP = 1024
 # More new tokens than this cost more beside a mask than a plan does.
 MASKED_MAX = 512
+# What mlx-lm's models call a table of positions (gpt2, gpt_bigcode).
+_TABLE = "wpe"
 
 
 def are_costly() -> bool:
     """Whether this process computes on a device that plans for each shape."""
     return backend_name() == "cuda"
+
+
+def has_position_table(model: Any) -> bool:
+    """Whether a model (mlx_lm's) looks positions up: nothing may run behind the last one."""
+    modules: list[tuple[str, Any]] = getattr(model, "named_modules", list)()
+    return any(name.rpartition(".")[2] == _TABLE for name, _ in modules)
 
 
 def rounded_tokens(tokens: int) -> int:
