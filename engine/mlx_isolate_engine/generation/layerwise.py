@@ -123,7 +123,7 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
             self.ends.get(uid, 0) - len(seen)
             for uid, seen in zip(self.uids, self.tokens, strict=True)
         )
-        settle(self.prompt_cache, room=self._room_for(max(width, *lefts)))
+        settle(self.prompt_cache, room=self._room_for(max(width, *lefts), width))
         padding = [width - length for length in lengths]
         if not any(padding):
             super().prompt(tokens)
@@ -138,14 +138,17 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
         settle(self.prompt_cache)
         mx.eval([part.state for part in self.prompt_cache])
 
-    def _room_for(self, tokens: int) -> int:
-        """Tokens for which there has to be room, if so many are to run."""
+    def _room_for(self, tokens: int, width: int) -> int:
+        """Tokens for which there has to be room, if so many are to run in pieces of `width`."""
         held = max(
             (each._idx for each in leaves(self.prompt_cache) if isinstance(each, _GROWING)),
             default=0,
         )
-        is_rounded = isinstance(self.model, BatchModel) and self.model.few_shapes
-        return rounded_keys(held + rounded_tokens(tokens)) - held if is_rounded else tokens
+        if not (isinstance(self.model, BatchModel) and self.model.few_shapes):
+            return tokens
+        # Only the last piece is rounded: the others are round.
+        last = min(tokens, width)
+        return rounded_keys(held + tokens - last + rounded_tokens(last)) - held
 
 
 class _Answers(GenerationBatch):  # type: ignore[misc]  # mlx-lm has no types
