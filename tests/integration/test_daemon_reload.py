@@ -115,7 +115,7 @@ def test_a_model_that_leaves_does_not_hold_up_the_end(configured: Configured) ->
     configured.reload(models={"one": {}})
     daemon.process.send_signal(signal.SIGTERM)
     wait_for(lambda: "a second Ctrl-C cuts" in daemon.stdout, 5)
-    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGINT)
     daemon.wait_end(5)
 
 
