@@ -259,6 +259,7 @@ class Daemon:
                 self._stop.set()
             case "cut":
                 log_event("daemon.cut", logging.WARNING, signal=name)
+                self._display.line("cutting what still runs")
                 self._cut.set()
                 self.pool.cut()
             case "repeat":

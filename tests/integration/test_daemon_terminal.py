@@ -1,6 +1,5 @@
 """What a person at a terminal sees: a bar while loading, Ctrl-C, Ctrl-C again."""
 
-import contextlib
 import os
 import pty
 import re
@@ -39,26 +38,25 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._fd, keys)
 
-    def wait_text(self, pattern: str) -> re.Match[str]:
-        """Read until `pattern` has been shown."""
+    def wait_text(self, pattern: str, keys: bytes = b"") -> re.Match[str]:
+        """Read until `pattern` has been shown; until then somebody types `keys`."""
         end = time.monotonic() + DEADLINE_S
         while True:
             found = re.search(pattern, self.seen, re.MULTILINE)
             if found:
                 return found
             assert time.monotonic() < end, f"{pattern!r} not in {self.seen!r}"
+            self.type(keys)
             self._read(0.1)
 
-    def wait_end(self, keys: bytes = b"") -> int:
-        """The exit status; meanwhile somebody types `keys` again and again."""
+    def wait_end(self) -> int:
+        """The exit status."""
         end = time.monotonic() + DEADLINE_S
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
             assert time.monotonic() < end, self.seen
-            with contextlib.suppress(OSError):  # it ends just now
-                os.write(self._fd, keys)
             self._read(0.02)
 
     def _read(self, wait_s: float) -> None:
@@ -109,7 +107,8 @@ def test_a_second_control_c_cuts(tmp_path: Path) -> None:
         terminal.wait_text("m: ready")
         terminal.type(b"\x03")
         terminal.wait_text("a second Ctrl-C cuts")
-        assert terminal.wait_end(b"\x03") == CUT_BASE + 2
+        terminal.wait_text("cutting what still runs", keys=b"\x03")
+        assert terminal.wait_end() == CUT_BASE + 2
     finally:
         terminal.close()
 
