@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -157,12 +159,17 @@ def test_asynchronous_clients_run_side_by_side_and_time_out(daemon: RunningDaemo
             (block,) = (await message).content
             assert block.type == "text"
             assert block.text == "quattro"
+            os.kill(engine, signal.SIGSTOP)
             with pytest.raises(openai.APITimeoutError):
-                await one.with_options(timeout=0.001).chat.completions.create(
+                await one.with_options(timeout=0.05).chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "late"}]
                 )
 
-    asyncio.run(main())
+    engine = daemon.status()["models"][0]["pid"]
+    try:
+        asyncio.run(main())
+    finally:
+        os.kill(engine, signal.SIGCONT)
 
 
 def test_embeddings_are_refused_over_the_daemon(daemon: RunningDaemon) -> None:
