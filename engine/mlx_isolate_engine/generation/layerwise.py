@@ -140,12 +140,12 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm has no ty
 
     def _room_for(self, tokens: int, width: int) -> int:
         """Tokens for which there has to be room, if so many are to run in pieces of `width`."""
+        if not (isinstance(self.model, BatchModel) and self.model.few_shapes):
+            return tokens
         held = max(
             (each._idx for each in leaves(self.prompt_cache) if isinstance(each, _GROWING)),
             default=0,
         )
-        if not (isinstance(self.model, BatchModel) and self.model.few_shapes):
-            return tokens
         # Only the last piece is rounded: the others are round.
         last = min(tokens, width)
         return rounded_keys(held + tokens - last + rounded_tokens(last)) - held

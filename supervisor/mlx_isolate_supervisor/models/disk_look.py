@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import TypeVar
 
-log = logging.getLogger(__name__)
+from mlx_isolate_supervisor.telemetry.logs import log_event
 
 T = TypeVar("T")
 
@@ -27,8 +27,10 @@ def look(what: Hashable, ask: Callable[[], T], otherwise: T) -> T:
         otherwise: returned where the disk does not answer.
     """
     earlier = _under_way.get(what)
-    if earlier is not None and not earlier.done():
-        return otherwise
+    if earlier is not None:
+        if not earlier.done():
+            return otherwise
+        del _under_way[what]
     answer: Future[T] = Future()
     try:
         threading.Thread(target=_ask, args=(ask, answer), name="disk look", daemon=True).start()
@@ -38,7 +40,7 @@ def look(what: Hashable, ask: Callable[[], T], otherwise: T) -> T:
         return answer.result(LOOK_S)
     except TimeoutError:
         _under_way[what] = answer  # type: ignore[assignment]  # only asked whether it is done
-        log.warning("disk.silent what=%s", what)
+        log_event("disk.silent", logging.WARNING, what=str(what))
         return otherwise
 
 
