@@ -19,11 +19,11 @@ IDENTICAL_MIN = 0.95
 TEXT = "the sea is wide and old ships sleep under it while gulls tell of storms to come"
 
 
-def requests_of(count: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Chat and text prompts of unequal lengths."""
+def requests_of(count: int, max_tokens: int, words: str = TEXT) -> list[dict[str, Any]]:
+    """Chat and text prompts of unequal lengths, one to `count` times that of `words`."""
     requests: list[dict[str, Any]] = []
     for n in range(count):
-        text = (TEXT[n:] + TEXT[:n]) * (n + 1)
+        text = (words[n:] + words[:n]) * (n + 1)
         if n % 2:
             requests.append({"prompt": text, "max_tokens": max_tokens})
         else:
@@ -83,7 +83,7 @@ def test_greedy_text_of_the_demo_model_equals_mlx_lm(
     demo_model: Path, demo_cache_home: Path, tmp_path: Path
 ) -> None:
     opening = "Once upon a time, in a small village by the sea,"
-    requests = [{"prompt": opening, "max_tokens": 12}, *requests_of(7, 6)]
+    requests = [{"prompt": opening, "max_tokens": 12}, *requests_of(7, 6, TEXT[:20])]
     expected = oracle(demo_model, requests)
     variables = {"MLX_ISOLATE_CACHE_DIR": str(demo_cache_home)}
     with RunningDaemon(tmp_path, "demo", program=REAL, variables=variables) as running:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_engine.generation import layerwise
+from mlx_isolate_engine.generation import few_shapes, layerwise
 from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Room
 from mlx_isolate_engine.generation.entrance import COALESCE_S
-from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths
+from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths, widths_between
 from tests.fakes.simulated_device import FAST_GPU, SMALL_CPU, SimulatedLane, Speed
 
 MAX_STEP_S = 0.5
@@ -224,6 +224,21 @@ def test_a_rehearsal_runs_every_shape_and_leaves_nothing(gpu: SimulatedLane) -> 
     assert not gpu.lane.has_work()
 
 
+def test_where_shapes_are_few_a_rehearsal_runs_each_width_of_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_shapes, "are_costly", lambda: True)
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    rehearsed = {each.width for each in lane.rehearsal}
+    asked = [lane.ask(length) for length in (17, 100, 611, 800, 1300, 2000)]
+    lane.finish(*asked)
+    lane.finish(*(lane.ask(length) for length in range(20, 2048, 150)))
+    assert {width for _, width in lane.prefills} <= rehearsed
+    assert len(rehearsed) <= 30
+    hurried = SimulatedLane(tmp_path / "hurried", FAST_GPU, rehearsed=RESPAWN_S).rehearsal
+    assert all(each.width & (each.width - 1) == 0 for each in hurried)
+
+
 def test_a_rehearsal_leaves_out_what_would_take_long(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, Speed(tokens_per_s=300, pass_s=0.01), rehearsed=True)
     assert max(each.width for each in lane.rehearsal) == 256
@@ -246,6 +261,8 @@ def test_an_engine_that_follows_a_dead_one_is_ready_soon(tmp_path: Path) -> None
 def test_rehearsed_widths_stay_below_the_context() -> None:
     assert widths(2048, 600) == [16, 32, 64, 128, 256, 512]
     assert widths(8, 600) == []
+    assert widths_between(256, 150) == [48, 80, 96, 112]
+    assert widths_between(8, 600) == []
 
 
 def test_a_rehearsed_batch_halves_down_to_one_row() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
+from mlx_isolate_engine.generation import few_shapes
 from mlx_isolate_engine.generation.pacing import SMALLEST_ALLOWANCE, PrefillPace
 from mlx_isolate_engine.generation.sampling import Sampler
 from mlx_isolate_shared.clock import Clock
@@ -49,6 +50,13 @@ def widths(step_size: int, length_max: int) -> list[int]:
     return found[::-1]
 
 
+def widths_between(step_size: int, length_max: int) -> list[int]:
+    """The other widths, rising, in which a prompt runs where shapes are few (see few_shapes.py)."""
+    most = min(step_size, length_max - 1)
+    rounded = {few_shapes.rounded_tokens(width) for width in range(SMALLEST_ALLOWANCE, most + 1)}
+    return sorted(each for each in rounded - {*widths(step_size, length_max)} if each <= most)
+
+
 def lives(rows: int) -> list[int]:
     """Tokens of each row of one batch, so that its size halves step by step down to one."""
     tokens: list[int] = []
@@ -82,7 +90,8 @@ class Rehearsal:
     def run(self, *, rows_max: int, length_max: int, seconds_max: float = REHEARSAL_S) -> None:
         """Decode in batches of 16, 8, 4, 2 and 1 rows, then prefill in every width.
 
-        Batches whose rows need padding take other kernels, and so they run too.
+        Batches whose rows need padding take other kernels, and so they run too. Last come what
+        only a prompt of some lengths meets: an engine in a hurry leaves that to it.
 
         Args:
             rows_max: rows that a batch may have.
@@ -109,6 +118,10 @@ class Rehearsal:
                     yield partial(self._prefill, width)
         if rows > 1:
             yield self._join
+        if getattr(self._generator.model, "few_shapes", False):
+            for width in widths_between(self._pace.step_size, length_max):
+                if not self._is_too_slow(width):
+                    yield partial(self._prefill, width)
 
     def _is_too_slow(self, width: int) -> bool:
         return self._pace.is_measured and self._pace.seconds(width) > PASS_S
