@@ -83,7 +83,7 @@ def test_greedy_text_of_the_demo_model_equals_mlx_lm(
     demo_model: Path, demo_cache_home: Path, tmp_path: Path
 ) -> None:
     opening = "Once upon a time, in a small village by the sea,"
-    requests = [{"prompt": opening, "max_tokens": 12}, *requests_of(7, 6, TEXT[:20])]
+    requests = [{"prompt": opening, "max_tokens": 12}, *requests_of(7, 6, TEXT[:8])]
     expected = oracle(demo_model, requests)
     variables = {"MLX_ISOLATE_CACHE_DIR": str(demo_cache_home)}
     with RunningDaemon(tmp_path, "demo", program=REAL, variables=variables) as running:

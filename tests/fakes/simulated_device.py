@@ -120,6 +120,19 @@ class _Deliveries(Deliveries):
         self._fresh.clear()
 
 
+class _SlowPromptCache(PromptCache):
+    """Takes its time to keep a row."""
+
+    def __init__(self, clock: _Clock, seconds: float) -> None:
+        super().__init__(entries_max=100, bytes_max=None)
+        self._clock = clock
+        self._seconds = seconds
+
+    def put(self, *entry: Any) -> None:
+        super().put(*entry)
+        self._clock.now += self._seconds
+
+
 @dataclass
 class Asked:
     """One request: when it came, and when its text did."""
@@ -146,6 +159,7 @@ class SimulatedLane:
         rehearsed: whether every shape has been run before, as on a GPU; a number = the seconds given.
         cached: whether prompts are kept in a cache of their own; without it nothing is.
         room: memory for rows; None = not limited.
+        seconds_to_keep: what it takes to keep a row in that cache.
         settings: the engine's, where they differ from the defaults.
     """
 
@@ -157,6 +171,7 @@ class SimulatedLane:
         rehearsed: bool | float = False,
         cached: bool = False,
         room: Room | None = None,
+        seconds_to_keep: float = 0.0,
         **settings: Any,
     ) -> None:
         tokenizer = load_tiny(build_model(folder / "model", ModelSpec(kind="full"))).tokenizer
@@ -167,7 +182,7 @@ class SimulatedLane:
         self.model = _Model(speed, self.clock, size)
         self._deliveries = _Deliveries(self.clock)
         empty = make_prompt_cache(self.model)  # pyright: ignore[reportArgumentType]
-        cache = PromptCache(entries_max=100, bytes_max=None) if cached else None
+        cache = _SlowPromptCache(self.clock, seconds_to_keep) if cached else None
         parts = LaneParts(
             model=self.model,
             draft=None,

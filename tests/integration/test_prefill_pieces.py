@@ -198,6 +198,13 @@ def test_rows_whose_readers_come_back_wait_for_room_before_anybody_new(tmp_path:
     lane.finish(*second, last)
 
 
+def test_rows_that_end_together_are_told_before_any_is_kept(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, cached=True, seconds_to_keep=0.05)
+    rows = [lane.ask(60 + 10 * row, max_tokens=8) for row in range(8)]
+    lane.finish(*rows)
+    assert len({row.texts[-1] for row in rows}) == 1
+
+
 @pytest.mark.case("29")
 def test_a_slow_device_keeps_a_stream_running_and_cuts_in_few_shapes(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, SMALL_CPU)

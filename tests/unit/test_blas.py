@@ -43,6 +43,14 @@ def test_mkl_is_used_where_there_is_no_openblas(tmp_path: Path) -> None:
     assert choose_blas("auto").path == mkl
 
 
+def test_a_link_to_what_is_gone_is_no_library(tmp_path: Path) -> None:
+    for name in ("sys/arch/libopenblas.so.0", "venv/lib/libmkl_rt.so.2"):
+        link = tmp_path / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path / "gone.so")
+    assert choose_blas("auto").path is None
+
+
 def test_without_any_the_reason_names_the_remedy() -> None:
     choice = choose_blas("auto")
     assert choice.path is None and "libopenblas0-pthread" in choice.reason

@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_isolate_engine.completion.events import FinishReason
 from mlx_isolate_engine.generation import admission, few_shapes
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
@@ -176,8 +175,11 @@ class ContinuousLane:
         prompts, tokens = self._generator.next()
         if prompts:
             self._note_prompts(prompts, before)
-        for response in tokens:
-            self._note_token(response)
+        ended = [(row, each) for each in tokens if (row := self._note_token(each)) is not None]
+        if ended:
+            self._deliveries.flush()  # nobody should wait for what is kept for later prompts
+            for row, response in ended:
+                self._leave(row, response)
         self._forget_shared()
 
     def _width(self) -> int:
@@ -314,26 +316,28 @@ class ContinuousLane:
             if uid in shared:
                 self._shared.keep(row, cache, len(tokens))
 
-    def _note_token(self, response: Any) -> None:
+    def _note_token(self, response: Any) -> Row | None:
+        """Pass a token on; the row if it has ended by itself."""
         row = self._decoding[response.uid]
         self._counters.generated_tokens += 1
         advance = row.take_token(response.token)
         if advance.error is not None:
             self._fail(row, response, advance.error)
-            return
+            return None
         self._deliveries.add(row.ticket.outbox, advance.events)
         if advance.reason is not None:
-            self._finish(row, response, advance.reason)
-        elif row.ticket.outbox.unread_bytes > self._settings.stall_buffer_bytes:
+            self._endings.complete(row, advance.reason)
+            del self._decoding[row.uid]
+            return row
+        if row.ticket.outbox.unread_bytes > self._settings.stall_buffer_bytes:
             self._park(row)
+        return None
 
-    def _finish(self, row: Row, response: Any, reason: FinishReason) -> None:
-        self._endings.complete(row, reason)
-        self._deliveries.flush()  # nobody should wait for what is kept for later prompts
+    def _leave(self, row: Row, response: Any) -> None:
+        """A row that has ended leaves its cache to later prompts."""
         if response.finish_reason is None:  # a stop string: only we know of it
             self._take_out(row, "assistant")
             return
-        del self._decoding[row.uid]
         self._reuse.keep(row, response.all_tokens, response.prompt_cache, "assistant")
         self._counters.active -= 1  # last: an engine at rest has kept everything
 

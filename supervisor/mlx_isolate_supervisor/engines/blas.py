@@ -102,7 +102,8 @@ def _gpu_backend() -> str | None:
 def _system_openblas() -> str | None:
     machine = platform.machine()
     for pattern in OPENBLAS_PATTERNS:
-        found = sorted(glob.glob(pattern))
+        # A link may outlive what it names: the loader would leave it out, and say nothing of use.
+        found = sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
         # Several architectures may be installed side by side; the folder names theirs.
         native = [path for path in found if machine in path]
         if native or found:
@@ -111,5 +112,5 @@ def _system_openblas() -> str | None:
 
 
 def _mkl_wheel() -> str | None:
-    found = sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))
+    found = sorted(each for each in Path(sys.prefix, "lib").glob("libmkl_rt.so*") if each.is_file())
     return str(found[-1]) if found else None
