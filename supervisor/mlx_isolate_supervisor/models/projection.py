@@ -55,7 +55,12 @@ def _folder_bytes(root: Path) -> int:
 
 def unmeasured_bytes(weights: int) -> int:
     """What an engine with so many bytes of weights will hold, where none has been measured."""
-    return PROCESS_BYTES + int(weights * WEIGHTS_FACTOR)
+    return PROCESS_BYTES + _loaded_bytes(weights)
+
+
+def _loaded_bytes(weights: int) -> int:
+    """What a model with so many bytes of weights takes, without the process that holds it."""
+    return int(weights * WEIGHTS_FACTOR)
 
 
 def need_of(
@@ -69,15 +74,13 @@ def need_of(
         devices: the GPUs that are known.
     """
     cache = spec.engine.prompt_cache_bytes or 0
-    expected = unmeasured_bytes(weights_bytes(spec))
-    own = expected if measured is None else measured.bytes
+    weights = weights_bytes(spec)
+    own = unmeasured_bytes(weights) if measured is None else measured.bytes
     gpu = gpu_of(spec)
     device = (devices or {}).get(gpu)
     if device is None or not device.has_own_memory:
         return Need(bytes=own + cache)
-    held = (
-        measured.gpu_bytes
-        if measured is not None and measured.gpu_bytes
-        else expected - PROCESS_BYTES
-    )
+    # Of the process itself, GPU_PROCESS_BYTES lie there.
+    measured_there = 0 if measured is None else measured.gpu_bytes
+    held = measured_there or _loaded_bytes(weights)
     return Need(bytes=own, gpu=gpu, gpu_bytes=GPU_PROCESS_BYTES + held + cache)
