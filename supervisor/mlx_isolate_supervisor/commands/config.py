@@ -11,6 +11,7 @@ import msgspec
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
+from mlx_isolate_supervisor.commands.json_output import print_json
 from mlx_isolate_supervisor.commands.tables import table
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.harmless import harmless
@@ -96,7 +97,7 @@ def _show(resolved: Resolved, *, as_json: bool) -> int:
     for sentence in resolved.warnings:
         print(f"mlx-isolate: {harmless(sentence)}", file=sys.stderr)
     if as_json:
-        print(msgspec.json.encode(shown_settings(resolved)).decode())
+        print_json(shown_settings(resolved))
         return exit_codes.OK
     for line in show_lines(resolved):
         print(line)

@@ -2,11 +2,10 @@
 
 import argparse
 
-import msgspec
-
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
+from mlx_isolate_supervisor.commands.json_output import print_json
 from mlx_isolate_supervisor.doctor.examine import examine
 from mlx_isolate_supervisor.doctor.findings import Finding, fault, lines
 
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Examine; fails where a finding would stop it from serving."""
     findings = examined(args)
     if args.json:
-        print(msgspec.json.encode({"findings": findings}).decode())
+        print_json({"findings": findings})
     else:
         print("\n".join(lines(findings)))
     has_fault = any(finding.level == "fault" for finding in findings)

@@ -8,12 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
-import msgspec
-
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import Daemon, add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.json_output import print_json
 from mlx_isolate_supervisor.commands.serve import is_loopback
 from mlx_isolate_supervisor.drills.catalogue import DRILLS, EVERY, Drill
 from mlx_isolate_supervisor.drills.pages import report_lines, summary_lines
@@ -71,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.CUT_BASE + signal.SIGTERM
     result = overall(reports)
     if args.json:
-        shown = {"result": result, "drills": reports}
-        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print_json({"result": result, "drills": reports})
     else:
         for line in summary_lines(reports):
             print(line)

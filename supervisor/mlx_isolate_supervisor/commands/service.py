@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-
 from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands import serve
@@ -18,6 +16,7 @@ from mlx_isolate_supervisor.commands.client import (
     daemon_of_settings,
 )
 from mlx_isolate_supervisor.commands.errors import CommandError
+from mlx_isolate_supervisor.commands.json_output import print_json
 from mlx_isolate_supervisor.commands.numbers import some_seconds, whole_number
 from mlx_isolate_supervisor.service.command_line import Installation, installation
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
@@ -190,7 +189,7 @@ def _status(args: argparse.Namespace, manager: Manager) -> int:
         health, is_well = str(error), False
     if args.json:
         shown = {"manager": manager.kind, "service": state, "health": health}
-        print(msgspec.json.encode(shown).decode())
+        print_json(shown)
     else:
         print("\n".join(state_lines(manager, args.name, state)))
         print(f"health    {health}")

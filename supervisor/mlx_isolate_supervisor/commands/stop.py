@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from mlx_isolate_supervisor import exit_codes
 from mlx_isolate_supervisor.commands.client import add_client_arguments, daemon_of
 from mlx_isolate_supervisor.commands.errors import CommandError, NoAnswerError
+from mlx_isolate_supervisor.commands.json_output import print_json
 from mlx_isolate_supervisor.commands.numbers import some_seconds
 from mlx_isolate_supervisor.commands.serve import is_loopback
 from mlx_isolate_supervisor.engines.run_paths import run_directory
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         signals.append(signal.SIGINT)
     is_gone = _end(pid, signals, args.timeout)
     if args.json:
-        print(msgspec.json.encode({"pid": pid, "stopped": is_gone}).decode())
+        print_json({"pid": pid, "stopped": is_gone})
     elif is_gone:
         print(f"stopped (pid {pid})")
     else:
