@@ -13,3 +13,5 @@ TAKEN = 3
 NOT_RUN = 4
 # A second signal cut the shutdown short: 128 + the signal's number, as shells report it.
 CUT_BASE = 128
+# A command was ended by Ctrl-C: by SIGINT, whose number is 2 everywhere.
+INTERRUPTED = CUT_BASE + 2

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from mlx_isolate_shared.errors import ConfigError
 from mlx_isolate_supervisor.commands.serve import read_configuration, this_machine
 from mlx_isolate_supervisor.settings.layers import Layers, resolve
 
+# Never imported here: it may load mlx, which the supervisor's code stays clear of.
+TOOL = (sys.executable, "-P", "-m", "mlx_isolate_engine.cache.tool")
 _HELP = ("-h", "--help")
 
 
@@ -28,10 +31,18 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: as `serve` would be refused with these settings, or see `folder_of`.
     """
-    words = _with_folder(args.words)
-    # Never imported here: it may load mlx, which the supervisor's code stays clear of.
-    command = [sys.executable, "-P", "-m", "mlx_isolate_engine.cache.tool", *words]
-    return subprocess.run(command, check=False).returncode
+    command = [*TOOL, *_with_folder(args.words)]
+    # What is blocked here stays so in the tool: a terminal's Ctrl-C is ours alone to act on, or
+    # the tool would show where it was.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    tool = subprocess.Popen(command)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return tool.wait()
+    except KeyboardInterrupt:
+        tool.terminate()
+        tool.wait()
+        raise
 
 
 def _with_folder(words: Sequence[str]) -> list[str]:
