@@ -176,6 +176,9 @@ class Conversation:
             if ending == "engine_gone":
                 reason = await self._reason(EngineGone())
                 self._exchange.code = reason.code
+                if reason.is_planned:
+                    # It has no end of its own, so a stop of its engine is a way to end.
+                    self.outcome = "cancelled"
                 await tunnel.close(_close_code(reason), reason.message)
             elif ending == "closed":
                 await tunnel.close(FAILED, "")

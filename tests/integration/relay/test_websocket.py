@@ -193,6 +193,10 @@ def test_an_engine_that_is_stopped_says_whether_it_comes_back(code: str, close: 
             side.close()
             assert await read_close(client) == (close, "the engine was stopped")
             client.leave()
+            # Nothing has failed: a stop is how a connection without an end of its own ends.
+            assert await rig.slot.outcome() == "cancelled"
+            (ended,) = rig.recorder.ended_ones
+            assert (ended.outcome, ended.code) == ("cancelled", code)
 
     run(scenario())
 
