@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -37,6 +38,11 @@ _SET_ONE = {
     "systemd": "set it in a file in ~/.config/environment.d",
     "launchd": "set it with launchctl setenv",
 }
+# Where a command of the manager fails: in general, and in a shell that systemd knows nothing of, as
+# under su or in a container; its words have changed over its versions.
+_LOOK = "see 'mlx-isolate service status' and 'mlx-isolate service logs'"
+_NO_BUS = re.compile("Failed to connect to .*bus")
+_NO_SESSION = "log in as this user, or run 'mlx-isolate serve' itself"
 VERBS = {"start": "start it", "stop": "stop it", "restart": "stop and start it"}
 
 
@@ -105,9 +111,7 @@ def run(args: argparse.Namespace) -> int:
             return _show(command)
         case _:
             _require(manager, args.name)
-            for command in manager.verb_commands(args.verb, args.name):
-                _must(command)
-            return exit_codes.OK
+            return _act(args.verb, args.name, manager)
 
 
 def _install(args: argparse.Namespace, manager: Manager) -> int:
@@ -175,6 +179,21 @@ def _uninstall(args: argparse.Namespace, manager: Manager) -> int:
     for command in after:
         _must(command)
     print(f"{args.name} is removed")
+    return exit_codes.OK
+
+
+def _act(verb: str, name: str, manager: Manager) -> int:
+    """Start, stop or restart it."""
+    state = manager.state(name, run_command)
+    if verb == "start" and state.is_running:
+        # launchd calls that an input/output error.
+        print(f"{name} runs already, pid {state.pid}")
+        return exit_codes.OK
+    *before, last = manager.verb_commands(verb, name)
+    for command in before:
+        # To stop what does not run fails, which does no harm.
+        run_command(command)
+    _must(last)
     return exit_codes.OK
 
 
@@ -248,7 +267,9 @@ def run_command(command: Command) -> Done:
 def _must(command: Command) -> None:
     done = run_command(command)
     if done.status != 0:
-        raise CommandError(f"{shlex.join(command)}: {done.output.strip() or done.status}")
+        said = (done.output.strip() or f"status {done.status}").splitlines()[0].rstrip(".")
+        remedy = _NO_SESSION if _NO_BUS.match(said) else _LOOK
+        raise CommandError(f"{shlex.join(command)}: {said}; {remedy}")
 
 
 def _show(command: Command) -> int:
