@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -14,7 +14,13 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose subparsers, each of this class too, judge their own unknown words."""
+    """A parser whose subparsers, each of this class too, judge their own unknown words.
+
+    Attributes:
+        elsewhere: what other programs call one of its commands, with that command's name here.
+    """
+
+    elsewhere: Mapping[str, str] = {}
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -52,7 +58,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        near = get_close_matches(str(value), choices, 1, _NEAR)
+        meant = self.elsewhere.get(str(value))
+        near = [meant] if meant else get_close_matches(str(value), choices, 1, _NEAR)
         hint = f", did you mean {near[0]}" if near else f"; choose from {', '.join(choices)}"
         kind = str(action.metavar or action.dest).lower()
         raise argparse.ArgumentError(None, f"there is no {kind} {value!r}{hint}")

@@ -48,6 +48,8 @@ COMMANDS = {
     "cache": ("cache", "list, verify, prune or import prompt cache files"),
     "config": ("config", "check, show or import a configuration"),
 }
+# What other programs call some of them; by its letters, `start` would be near to `status`.
+ELSEWHERE = {"start": "serve", "run": "serve", "list": "ps", "ls": "ps"}
 
 
 def run(arguments: list[str], engine: "EngineCommand | None") -> int:
@@ -87,6 +89,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description="A supervisor that never dies in front of MLX language models that may.",
         allow_abbrev=False,
     )
+    parser.elsewhere = ELSEWHERE
     parser.add_argument("--version", action="store_true", help="show the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in arguments if not word.startswith("-")), None)

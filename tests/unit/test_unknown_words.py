@@ -10,6 +10,8 @@ from mlx_isolate_supervisor.exit_codes import USAGE
     ("typed", "sentence"),
     [
         (["srve"], "there is no command 'srve', did you mean serve; see mlx-isolate --help"),
+        (["start"], "there is no command 'start', did you mean serve; see mlx-isolate --help"),
+        (["run", "demo"], "there is no command 'run', did you mean serve; see mlx-isolate --help"),
         (["--port", "90"], "give a command before --port, such as serve; see mlx-isolate --help"),
         (["ps", "--jsn"], "unknown argument --jsn, did you mean --json; see mlx-isolate ps --help"),
         (
