@@ -160,6 +160,7 @@ class SimulatedLane:
         cached: whether prompts are kept in a cache of their own; without it nothing is.
         room: memory for rows; None = not limited.
         seconds_to_keep: what it takes to keep a row in that cache.
+        few_shapes: whether prompts run in few shapes, as on CUDA, whatever runs the test.
         settings: the engine's, where they differ from the defaults.
     """
 
@@ -172,6 +173,7 @@ class SimulatedLane:
         cached: bool = False,
         room: Room | None = None,
         seconds_to_keep: float = 0.0,
+        few_shapes: bool = False,
         **settings: Any,
     ) -> None:
         tokenizer = load_tiny(build_model(folder / "model", ModelSpec(kind="full"))).tokenizer
@@ -194,7 +196,7 @@ class SimulatedLane:
             deliveries=self._deliveries,
             clock=self.clock,
         )
-        self.lane = ContinuousLane(parts, room)
+        self.lane = ContinuousLane(parts, room, few_shapes=few_shapes)
         if rehearsed:
             self.lane.rehearse(1 << 20, REHEARSAL_S if rehearsed is True else rehearsed)
         self.rehearsal = list(self.model.passes)

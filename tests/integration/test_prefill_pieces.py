@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_engine.generation import few_shapes, layerwise
+from mlx_isolate_engine.generation import layerwise
 from mlx_isolate_engine.generation.admission import AGED_AFTER_S, Room
 from mlx_isolate_engine.generation.entrance import COALESCE_S
 from mlx_isolate_engine.generation.rehearsal import RESPAWN_S, lives, widths, widths_between
@@ -231,19 +231,16 @@ def test_a_rehearsal_runs_every_shape_and_leaves_nothing(gpu: SimulatedLane) -> 
     assert not gpu.lane.has_work()
 
 
-def test_where_shapes_are_few_a_rehearsal_runs_each_width_of_a_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(few_shapes, "are_costly", lambda: True)
-    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+def test_where_shapes_are_few_a_rehearsal_runs_each_width_of_a_prompt(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, few_shapes=True)
     rehearsed = {each.width for each in lane.rehearsal}
     asked = [lane.ask(length) for length in (17, 100, 611, 800, 1300, 2000)]
     lane.finish(*asked)
     lane.finish(*(lane.ask(length) for length in range(20, 2048, 150)))
     assert {width for _, width in lane.prefills} <= rehearsed
     assert len(rehearsed) <= 30
-    hurried = SimulatedLane(tmp_path / "hurried", FAST_GPU, rehearsed=RESPAWN_S).rehearsal
-    assert all(each.width & (each.width - 1) == 0 for each in hurried)
+    hurried = SimulatedLane(tmp_path / "hurried", FAST_GPU, rehearsed=RESPAWN_S, few_shapes=True)
+    assert all(each.width & (each.width - 1) == 0 for each in hurried.rehearsal)
 
 
 def test_a_rehearsal_leaves_out_what_would_take_long(tmp_path: Path) -> None:

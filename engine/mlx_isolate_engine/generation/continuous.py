@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_isolate_engine.generation import admission, few_shapes
+from mlx_isolate_engine.generation import admission
 from mlx_isolate_engine.generation.batch_model import BatchModel
 from mlx_isolate_engine.generation.endings import Endings
 from mlx_isolate_engine.generation.entrance import Entrance
@@ -44,9 +44,10 @@ class ContinuousLane:
     Args:
         parts: what it works with.
         room: memory for rows; None = not limited.
+        few_shapes: as `BatchModel` takes it.
     """
 
-    def __init__(self, parts: LaneParts, room: admission.Room | None) -> None:
+    def __init__(self, parts: LaneParts, room: admission.Room | None, few_shapes: bool) -> None:
         settings = parts.settings
         self._settings = settings
         self._family = parts.family
@@ -64,7 +65,7 @@ class ContinuousLane:
         self._parking = Parking(parts.clock)
         self._turns = Turns(parts.clock.monotonic())
         self._generator = LayerwiseGenerator(
-            BatchModel(parts.model, parts.deliveries.flush, few_shapes=few_shapes.are_costly()),
+            BatchModel(parts.model, parts.deliveries.flush, few_shapes=few_shapes),
             stop_tokens=[[token] for token in sorted(parts.family.end_tokens)],
             completion_batch_size=self._rows_max,
             # Whatever admission has let in may prefill at once; admission keeps the limit.

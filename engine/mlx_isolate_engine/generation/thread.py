@@ -17,6 +17,7 @@ from mlx_isolate_engine.completion.events import Placement
 from mlx_isolate_engine.device import own_free_bytes
 from mlx_isolate_engine.generation.continuous import ContinuousLane
 from mlx_isolate_engine.generation.counters import Counters
+from mlx_isolate_engine.generation.few_shapes import are_costly
 from mlx_isolate_engine.generation.lane import Lane, LaneParts
 from mlx_isolate_engine.generation.memory import room_for_rows
 from mlx_isolate_engine.generation.outbox import Deliveries
@@ -292,7 +293,7 @@ class GenerationThread:
             clock=self._clock,
         )
         if draft is None and can_batch(self._settings, empty):
-            lane = ContinuousLane(parts, room_for_rows(model))
+            lane = ContinuousLane(parts, room_for_rows(model), few_shapes=are_costly())
             if is_worthwhile():
                 lane.rehearse(self._loaded.facts.context_length, self._rehearsal_s)
             self._lanes["continuous"] = lane
