@@ -21,6 +21,9 @@ settings.register_profile(
 settings.load_profile("any machine")
 # Hundreds of daemons and engines are started; without this each compiles all its modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# MLX multiplies float32 in TF32 on a GPU that can, ten bits for twenty-three, where there are
+# several rows: what a prompt is answered would then depend on who is beside it.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # A shell that runs the tests in the background has them ignore SIGINT, and so would every child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
