@@ -49,6 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot be right on CUDA where MLX computes there."""
+    mark = item.get_closest_marker("not_on_cuda")
+    if mark is None:
+        return
+    from mlx_isolate_engine.device import backend_name
+
+    if backend_name() == "cuda":
+        (reason,) = mark.args
+        pytest.skip(f"on CUDA: {reason}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.ByFile:
     """Workers take whole files."""

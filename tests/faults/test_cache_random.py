@@ -19,7 +19,13 @@ from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
 from mlx_isolate_engine.completion.events import Event
 from mlx_isolate_engine.completion.request import CompletionRequest, SamplingRequest
 from tests.integration.generation_rig import Rig, rig, run_async, tokens_request
-from tests.material.models import CACHE_KINDS, FULL, QUANTIZABLE, ModelSpec
+from tests.material.models import (
+    CACHE_KINDS,
+    FULL,
+    NO_KV_BITS_ON_CUDA,
+    QUANTIZABLE,
+    ModelSpec,
+)
 
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 STEP = WINDOW = 16
@@ -28,8 +34,15 @@ SESSIONS, ACTS = 3, 14
 SPECS = {**CACHE_KINDS, "quantized": QUANTIZABLE, "draft": FULL}
 QUANTIZED = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 20}
 USUAL = {("sliding", 4), ("quantized", 1)}
+
+
+def marks_of(kind: str, rows: int) -> list[pytest.MarkDecorator]:
+    rare = [] if (kind, rows) in USUAL else [pytest.mark.slow]
+    return rare + [pytest.mark.not_on_cuda(NO_KV_BITS_ON_CUDA)] * (kind == "quantized")
+
+
 CASES = [
-    pytest.param(kind, rows, marks=() if (kind, rows) in USUAL else pytest.mark.slow)
+    pytest.param(kind, rows, marks=marks_of(kind, rows))
     for kind in SPECS
     for rows in (1, 4)
     if rows == 1 or kind not in ("quantized", "draft")

@@ -15,9 +15,13 @@ from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.restore_choice import RestoreChoice
 from mlx_isolate_engine.cache.ssd_store import SsdStore, StoreIdentity
-from tests.material.models import CACHE_KINDS, QUANTIZABLE, ModelSpec
+from tests.material.models import CACHE_KINDS, NO_KV_BITS_ON_CUDA, QUANTIZABLE, ModelSpec
 
 SPECS = {**CACHE_KINDS, "quantized": QUANTIZABLE}
+KINDS = [
+    *CACHE_KINDS,
+    pytest.param("quantized", marks=pytest.mark.not_on_cuda(NO_KV_BITS_ON_CUDA)),
+]
 IDENTITY = StoreIdentity(model="m", model_id="m", fingerprint="ab" * 16, tokenizer="cd" * 16)
 # Longer than the window of the sliding models, so that it wraps.
 PROMPT = [random.Random(7).randrange(32, 127) for _ in range(40)]
@@ -86,7 +90,7 @@ def lane_of(folder: Folder, kind: str, cache: PromptCache | None) -> Lane:
     return Lane(model, cache, quantized=kind == "quantized")
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ram_and_ssd_continue_like_a_cache_never_saved(
     kind: str, model_folder: Folder, opened: Opened
 ) -> None:
@@ -105,7 +109,7 @@ def test_ram_and_ssd_continue_like_a_cache_never_saved(
     assert restarted.cache.last_take.tier == "ssd"
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_conversation_goes_on(kind: str, model_folder: Folder, opened: Opened) -> None:
     first = lane_of(model_folder, kind, opened())
     turn = [*PROMPT, *first.answer(PROMPT), 65, 66, 67, 68]
@@ -129,7 +133,7 @@ def related_prompts() -> list[list[int]]:
 
 
 @pytest.mark.case("06", "x3")
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_do_not_depend_on_what_was_asked_before(
     kind: str, model_folder: Folder, opened: Opened
 ) -> None:
@@ -152,7 +156,7 @@ def test_answers_do_not_depend_on_what_was_asked_before(
 
 
 @pytest.mark.case("08", "x3")
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_off_completion_leaves_an_entry_that_is_right(
     kind: str, model_folder: Folder, opened: Opened
 ) -> None:

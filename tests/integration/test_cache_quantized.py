@@ -9,7 +9,9 @@ import pytest
 
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from tests.integration.generation_rig import chat_request, rig, run_async, tokens_request
-from tests.material.models import ModelSpec
+from tests.material.models import NO_KV_BITS_ON_CUDA, ModelSpec
+
+pytestmark = pytest.mark.not_on_cuda(NO_KV_BITS_ON_CUDA)
 
 SPEC = ModelSpec(kind="full", hidden=128)  # groups of 32 need as wide a head
 SEED = 5

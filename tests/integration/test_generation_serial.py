@@ -31,6 +31,7 @@ from tests.material.models import (
     CACHE_LIST,
     FULL,
     HYBRID,
+    NO_KV_BITS_ON_CUDA,
     RECURRENT,
     SHARED_KV,
     SLIDING,
@@ -108,6 +109,7 @@ def test_penalties_are_the_same_warm_as_cold(full_model: Path) -> None:
     run_async(test())
 
 
+@pytest.mark.not_on_cuda(NO_KV_BITS_ON_CUDA)
 @pytest.mark.parametrize("bits", [3, 4])
 @pytest.mark.parametrize("start", [0, 40])
 def test_kv_bits_answer_as_mlx_lms_kv_bits(
