@@ -176,7 +176,7 @@ class ContinuousLane:
         prompts, tokens = self._generator.next()
         if prompts:
             self._note_prompts(prompts, before)
-        ended = [(row, each) for each in tokens if (row := self._note_token(each)) is not None]
+        ended = [(one, each) for each in tokens if (one := self._note_token(each)) is not None]
         if ended:
             self._deliveries.flush()  # nobody should wait for what is kept for later prompts
             for row, response in ended:
