@@ -1,8 +1,9 @@
-"""`python -P -m mlx_isolate_engine.probe [FOLDER…]`: what computes here, and are the folders whole.
+"""`python -P -m mlx_isolate_engine.probe [FOLDER…]`: what computes here, and can it serve them.
 
 A process of its own, since the supervisor's code never loads mlx; a crash of it is an answer too.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from mlx_isolate_engine.device import backend_name
+from mlx_isolate_engine.model.architecture import check_architecture
 from mlx_isolate_engine.model.errors import ModelError
 from mlx_isolate_engine.model.facts import loaded_blas
 from mlx_isolate_engine.model.folder import check_folder
@@ -22,8 +24,16 @@ MATRIX_SIZE = 512
 TRIES = 3
 
 
-def main(folders: Sequence[str]) -> int:
-    """Print the answer; the exit status."""
+def main(argv: Sequence[str]) -> int:
+    """Print the answer; the exit status.
+
+    Args:
+        argv: model folders, and `--trust FOLDER` for each of them whose own code may run.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--trust", action="append", default=[])
+    asked = parser.parse_args(argv)
     backend = backend_name()
     # Measured before the question which BLAS: a library may be loaded on first use.
     gflops = matrix_gflops()
@@ -32,7 +42,9 @@ def main(folders: Sequence[str]) -> int:
         blas=loaded_blas() if backend == "cpu" else None,
         gflops=gflops,
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
-        folders=tuple(look_at(folder) for folder in folders),
+        folders=tuple(
+            look_at(folder, is_trusted=folder in asked.trust) for folder in asked.folders
+        ),
     )
     print(msgspec.json.encode(answer).decode())
     return 0
@@ -52,10 +64,15 @@ def matrix_gflops() -> float:
     return 2 * MATRIX_SIZE**3 / best_s / 1e9
 
 
-def look_at(folder: str) -> FolderFinding:
-    """Whether a folder looks whole."""
+def look_at(folder: str, *, is_trusted: bool = False) -> FolderFinding:
+    """Whether a folder looks whole, and like something that mlx-lm can build.
+
+    Args:
+        is_trusted: whether code of its own may run; here none does.
+    """
     try:
         files = check_folder(Path(folder))
+        check_architecture(files, trust_remote_code=is_trusted)
     except ModelError as error:
         return FolderFinding(folder=folder, error=error.message)
     named = files.config.get("torch_dtype") or files.config.get("dtype")

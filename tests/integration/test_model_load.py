@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from mlx_isolate_engine.model.errors import ModelError
 from mlx_isolate_engine.model.load import LoadedModel, load_model, warm_up
 from mlx_isolate_engine.model.tokenizer import load_tokenizer
+from mlx_isolate_engine.probe import look_at
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import Loading
 from tests.material.models import FULL, ModelSpec, build_model
@@ -188,6 +189,13 @@ def test_unknown_architecture_is_named(folder: Path, name: str) -> None:
     told = refused(folder)
     assert told.code == "model_unsupported"
     assert f"mlx-lm {version('mlx-lm')} has no model type {name!r}" in told.message
+    assert look_at(str(folder)).error == told.message
+
+
+def test_architecture_by_another_name_is_known(folder: Path) -> None:
+    change_config(folder, model_type="mistral")
+    load(folder)
+    assert look_at(str(folder)).error is None
 
 
 EVIL = """
@@ -203,7 +211,10 @@ def test_model_code_in_the_folder_does_not_run(folder: Path, tmp_path: Path) -> 
     marker = tmp_path / "marker"
     (folder / "evil.py").write_text(EVIL.format(marker=str(marker)))
     change_config(folder, model_file="evil.py")
-    assert refused(folder).code == "model_untrusted"
+    told = refused(folder)
+    assert told.code == "model_untrusted"
+    assert look_at(str(folder)).error == told.message
+    assert look_at(str(folder), is_trusted=True).error is None
     assert not marker.exists()
 
 

@@ -101,6 +101,23 @@ def test_a_probe_that_fails_in_any_way_is_a_fault(script: str, said: str) -> Non
     assert said in found.text
 
 
+def test_the_probe_is_told_whose_code_may_run() -> None:
+    script = (
+        "import sys\nfrom mlx_isolate_engine import probe\n"
+        "probe.backend_name = lambda: 'metal'\nprobe.matrix_gflops = lambda: 1.0\n"
+        "probe.look_at = lambda folder, is_trusted: probe.FolderFinding("
+        "folder=folder, dtype='trusted' if is_trusted else None)\n"
+        "sys.exit(probe.main(sys.argv[1:]))"
+    )
+    folders, program = ["/a", "/b b"], (sys.executable, "-c", script)
+    answer = ask_probe(folders, "off", trusted=["/b b"], program=program)
+    assert isinstance(answer, ProbeAnswer), answer
+    assert [(one.folder, one.dtype) for one in answer.folders] == [
+        ("/a", None),
+        ("/b b", "trusted"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("limits", "level"),
     [((256, 512), "doubt"), ((256, 4096), "ok"), ((-1, -1), "ok")],

@@ -1,14 +1,12 @@
 """Loading a model's weights and tokenizer in the thread that will generate with them."""
 
-import importlib.util
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mlx_isolate_engine.model.adapters import add_adapter
+from mlx_isolate_engine.model.architecture import check_architecture
 from mlx_isolate_engine.model.errors import FOREIGN_ERRORS, ModelError, first_sentence
 from mlx_isolate_engine.model.facts import facts_of
 from mlx_isolate_engine.model.folder import ModelFiles, check_folder
@@ -100,36 +98,12 @@ def _build(files: ModelFiles, settings: EngineSettings) -> tuple[Any, dict[str, 
     """The model with its weights mapped but not yet read, and its configuration."""
     from mlx_lm.utils import load_model as load
 
-    _check_supported(files, settings)
+    check_architecture(files, trust_remote_code=settings.trust_remote_code)
     try:
         model, config = load(files.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     except FOREIGN_ERRORS as error:
         raise _translated(files.folder, error) from error
     return model, config
-
-
-def _check_supported(files: ModelFiles, settings: EngineSettings) -> None:
-    """Refuse unknown architectures and code from the folder before anything is built."""
-    from mlx_lm.utils import MODEL_REMAPPING
-
-    if files.config.get("model_file") is not None:
-        if settings.trust_remote_code:
-            return
-        raise ModelError(
-            "model_untrusted",
-            f"the model in {files.folder} wants to run code of its own; "
-            "give --trust-remote-code if you trust it.",
-        )
-    given = str(files.config["model_type"])
-    name = str(MODEL_REMAPPING.get(given, given))
-    # The name becomes a module's name: nothing but one plain word may.
-    if re.fullmatch(r"[\w-]+", name) is None or not importlib.util.find_spec(
-        f"mlx_lm.models.{name}"
-    ):
-        raise ModelError(
-            "model_unsupported",
-            f"mlx-lm {version('mlx-lm')} has no model type {given!r}; a newer one may.",
-        )
 
 
 def _read_weights(model: Any, report: Callable[[Loading], None]) -> None:

@@ -29,6 +29,7 @@ def ask_probe(
     folders: Sequence[str],
     blas: str,
     *,
+    trusted: Sequence[str] = (),
     program: Sequence[str] = PROBE,
     deadline_s: float = DEADLINE_S,
 ) -> ProbeAnswer | Finding:
@@ -37,13 +38,14 @@ def ask_probe(
     Args:
         folders: model folders to look at.
         blas: the setting of that name.
+        trusted: those of them whose own code may run.
         program: what is run.
         deadline_s: how long it may take.
     """
     added = choose_blas(blas).environment(os.environ.get("LD_PRELOAD"))
     try:
         done = subprocess.run(
-            [*program, *folders],
+            [*program, *folders, *(f"--trust={folder}" for folder in trusted)],
             env={**os.environ, **added},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -88,7 +90,9 @@ def judge_folder(answer: ProbeAnswer, found: FolderFinding) -> Finding:
     """One model folder."""
     name = Path(found.folder).name
     if found.error is not None:
-        return fault("model", found.error, "copy or download the model again, or name another one")
+        return fault(
+            "model", found.error, "get the model anew, mend what it says, or name another one"
+        )
     if answer.backend == "cpu" and found.dtype not in (None, "float32"):
         return doubt(
             "model",

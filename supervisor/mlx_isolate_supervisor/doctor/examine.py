@@ -71,9 +71,11 @@ def _names(settings: ServeSettings) -> str:
 
 
 def _examine_engine(settings: ServeSettings, probe: Sequence[str]) -> Iterator[Finding]:
-    folders = [model.model for model in settings.models if model.model.startswith("/")]
+    local = [model for model in settings.models if model.model.startswith("/")]
+    folders = [model.model for model in local]
+    trusted = [model.model for model in local if model.engine.trust_remote_code]
     try:
-        answer = ask_probe(folders, settings.blas, program=probe)
+        answer = ask_probe(folders, settings.blas, trusted=trusted, program=probe)
     except ConfigError as error:
         answer = fault("blas", str(error), "give --blas auto, off, or a library's path")
     weights: list[tuple[str, int]] = []
