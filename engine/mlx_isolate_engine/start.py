@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from mlx_isolate_engine.arguments import Arguments, parse_arguments
 from mlx_isolate_engine.aside import StopSignal, work_aside
-from mlx_isolate_engine.lifeline import die_with_parent, watch_lifeline
+from mlx_isolate_shared.lifeline import die_with_parent, watch_lifeline
 
 
 def begin(argv: Sequence[str], work: Callable[[Arguments, StopSignal], NoReturn]) -> NoReturn:

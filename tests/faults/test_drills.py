@@ -154,6 +154,41 @@ def test_a_drill_that_is_ended_takes_its_daemon_along(
     assert not list(short_folder.glob("mi-drill-*"))
 
 
+# Starts a throw-away daemon over fake engines, says which it is, and does not end by itself.
+DRILLING = """
+import asyncio, sys
+from mlx_isolate_supervisor.drills.throwaway import OwnDaemon, OwnPlan
+from tests.running_daemon import FAKE
+
+async def drill():
+    daemon = OwnDaemon(OwnPlan(model=sys.argv[1], program=FAKE), ("--standby", "0"), ("m",))
+    await daemon.start()
+    print(daemon.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(drill())
+"""
+
+
+def test_a_drill_that_is_killed_leaves_no_daemon(tmp_path: Path, short_folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRILLING, str(fake_model(tmp_path / "m"))],
+        cwd=ROOT,
+        env=environment(tmp_path, {"TMPDIR": str(short_folder)}),
+        stdout=subprocess.PIPE,
+    ) as drilling:
+        assert drilling.stdout is not None
+        supervisor = psutil.Process(int(drilling.stdout.readline()))
+        below = wait_for(supervisor.children, 10, "it has an engine")
+        drilling.kill()
+    try:
+        left = [supervisor, *below]
+        wait_for(lambda: not any(one.is_running() for one in left), 5, "they are gone")
+    finally:
+        if supervisor.is_running():
+            supervisor.kill()
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Any:
     with RunningDaemon(tmp_path / "home", str(fake_model(tmp_path / "m"))) as running:

@@ -16,10 +16,10 @@ import pytest
 from mlx_isolate_engine import aside, process_name, unused_memory
 from mlx_isolate_engine.cache import durability, owner
 from mlx_isolate_engine.footprint import Footprint
-from mlx_isolate_engine.lifeline import die_with_parent
 from mlx_isolate_engine.model.facts import loaded_blas
 from mlx_isolate_shared import footprint
 from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_shared.lifeline import die_with_parent
 from mlx_isolate_supervisor.drills.processes import Limit
 from mlx_isolate_supervisor.drills.record import CannotRun
 from mlx_isolate_supervisor.engines import child, death_watch, memory, orphans

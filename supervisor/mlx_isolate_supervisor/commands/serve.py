@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(topic)
         for name in names:
             _add_flag(group.add_argument, BY_NAME[name])
+    # For a parent that it is not to outlive.
+    parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     # Sixty flags make no usage line.
     parser.usage = f"{parser.prog} [MODEL ...] [--FLAG VALUE ...]"
 
@@ -82,6 +84,12 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
     Raises:
         ConfigError: it cannot start as configured.
     """
+    if args.lifeline_fd is not None:
+        from mlx_isolate_shared.lifeline import die_with_parent, watch_lifeline
+
+        # Its engines, which have such lines of their own, end with it.
+        die_with_parent(args.lifeline_fd)
+        watch_lifeline(args.lifeline_fd)
     resolved = _doubt_missing_folders(settings_of(args))
     sockets = _bind(resolved.settings)
     allow_many_open_files()

@@ -1,4 +1,7 @@
-"""A daemon of the drills' own: started in folders of its own, on a port of its own, and removed."""
+"""A daemon of the drills' own: started in folders of its own, on a port of its own, and removed.
+
+One whose drill is killed ends too; only its folder stays.
+"""
 
 import asyncio
 import contextlib
@@ -69,6 +72,8 @@ class OwnDaemon:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        # Our end of the pipe that its supervisor must not outlive, until that is gone.
+        self._lifeline: int | None = None
 
     @property
     def url(self) -> str:
@@ -116,18 +121,30 @@ class OwnDaemon:
         self.port = int(line[1])
 
     def _spawn(self, output: Path) -> None:
-        with output.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [*self._plan.program, "serve", *self._arguments()],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._close_lifeline()
+        theirs, self._lifeline = os.pipe()
+        try:
+            with output.open("wb") as stream:
+                self.process = subprocess.Popen(
+                    [*self._plan.program, "serve", *self._arguments(theirs)],
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(theirs,),
+                )
+        finally:
+            os.close(theirs)
 
-    def _arguments(self) -> list[str]:
+    def _close_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def _arguments(self, lifeline_fd: int) -> list[str]:
         flags = ["--port", str(self.port), "--run-dir", str(self.run_dir), "--log-dir", ""]
+        flags += ["--lifeline-fd", str(lifeline_fd)]
         flags += self.all_flags
         if len(self.models) == 1:
             return [self._plan.model, "--served-model-name", self.models[0], *flags]
@@ -160,6 +177,7 @@ class OwnDaemon:
                 self.process.wait()
             for child in left:
                 end(child)
+        self._close_lifeline()
         shutil.rmtree(self.home, ignore_errors=True)
 
 

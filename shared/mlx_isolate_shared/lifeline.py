@@ -1,4 +1,4 @@
-"""Ends this process when its supervisor is gone, whatever its other threads are doing.
+"""Ends this process when its parent is gone, whatever its other threads are doing.
 
 Three nets, because each has a hole. A thread waits for the end of the lifeline pipe, but needs the
 interpreter lock, which native code may hold. A signal on the pipe runs `_exit` itself as its
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 
-# Status of an engine that found itself alone; nobody is left to read it.
+# Status of a process that found itself alone; nobody is left to read it.
 EXIT_ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
 
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(lifeline_fd: int) -> None:
     """Ask for SIGKILL on the parent's death (Linux), then check that it has not died already.
 
-    The parent's *thread* counts, so the supervisor spawns from its main thread.
+    The parent's *thread* counts, so it spawns from its main thread.
     """
     if sys.platform == "linux":
         parent = os.getppid()
