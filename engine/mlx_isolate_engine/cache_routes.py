@@ -1,23 +1,20 @@
 """The engine's endpoints for its prompt cache: figures, flush with evidence, clear."""
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
 from mlx_isolate_engine.answers import JSON_HEADERS
 from mlx_isolate_shared.errors import RequestError
+from mlx_isolate_shared.own_thread import in_own_thread
 from mlx_isolate_shared.wire import CacheFigures
-
-T = TypeVar("T")
 
 # A flush that nobody gave a time: below every proxy's idle timeout.
 FLUSH_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_MAX_S = 3600.0
+# Name of the threads that wait for a flush, or clear.
+THREAD = "cache-control"
 
 
 class Evidence(Protocol):
@@ -85,7 +82,7 @@ class CacheRoutes:
                 code="ssd_cache_disabled",
             )
         timeout_s = _timeout_s(request.query.get("timeout_s"))
-        evidence = await _in_thread(lambda: cache.flush(timeout_s))
+        evidence = await in_own_thread(lambda: cache.flush(timeout_s), THREAD)
         return _json(evidence, status=200 if evidence.durable else 503)
 
     async def _stats(self, request: web.Request) -> web.Response:
@@ -96,34 +93,8 @@ class CacheRoutes:
         return _json({"object": "list", "data": self._cache.entries() if self._cache else []})
 
     async def _clear(self, request: web.Request) -> web.Response:
-        cleared = await _in_thread(self._require().clear)
+        cleared = await in_own_thread(self._require().clear, THREAD)
         return _json({"cleared": cleared})
-
-
-async def _in_thread(act: Callable[[], T]) -> T:
-    """The result of something that blocks, from a thread of its own.
-
-    A pool could be used up by those who wait for a flush, and the end of the process would wait
-    for its threads.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[Any], None], value: Any) -> None:
-        if not result.done():  # the client may have left
-            set_it(value)
-
-    def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = (result.set_result, act())
-        except Exception as error:  # noqa: BLE001 - the top frame of the thread
-            outcome = (result.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="cache-control", daemon=True).start()
-    return await result
 
 
 def _timeout_s(text: str | None) -> float:

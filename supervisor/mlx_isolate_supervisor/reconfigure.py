@@ -4,14 +4,12 @@ A file that is wrong changes nothing, and the log says why.
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
 
 from mlx_isolate_shared.errors import ConfigError
+from mlx_isolate_shared.own_thread import in_own_thread
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.service.notify import Notifier
 from mlx_isolate_supervisor.settings.changes import ModelChanges, restart_fields
@@ -24,8 +22,8 @@ WATCH_INTERVAL_S = 0.5
 # A file on a disk that does not answer, or a pipe, is given up after so long; until then, no other
 # reload is begun.
 READ_LIMIT_S = 30.0
-
-T = TypeVar("T")
+# Name of the threads that ask the file's disk.
+THREAD = "configuration"
 
 
 class Reconfiguration:
@@ -111,7 +109,7 @@ class Reconfiguration:
     async def _read_in_time(self) -> Resolved:
         try:
             async with asyncio.timeout(READ_LIMIT_S):
-                return await _in_thread(self._read)
+                return await in_own_thread(self._read, THREAD)
         except TimeoutError:
             raise ConfigError(f"it could not be read in {READ_LIMIT_S:g} s.") from None
 
@@ -120,7 +118,7 @@ class Reconfiguration:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             try:
-                now = await _in_thread(partial(file_facts, path))
+                now = await in_own_thread(partial(file_facts, path), THREAD)
             except RuntimeError:  # there is no thread to be had for now
                 continue
             if now != seen:
@@ -150,29 +148,3 @@ def describe_changes(changes: ModelChanges, late: tuple[str, ...]) -> str:
 
 def _names(names: tuple[str, ...]) -> str | None:
     return ",".join(names) or None
-
-
-async def _in_thread(act: Callable[[], T]) -> T:
-    """The result of something that asks a disk, from a thread that nobody has to wait for.
-
-    A pool's threads are waited for at the end of the process, which a disk that does not answer
-    would hold up for ever.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[Any], None], value: Any) -> None:
-        if not result.done():  # it was given up
-            set_it(value)
-
-    def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = (result.set_result, act())
-        except Exception as error:  # noqa: BLE001 - the top frame of the thread
-            outcome = (result.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="configuration", daemon=True).start()
-    return await result
