@@ -20,6 +20,7 @@ from mlx_isolate_engine.generation.counters import Counters
 from mlx_isolate_engine.generation.lane import LaneParts
 from mlx_isolate_engine.generation.outbox import Deliveries, End, Outbox
 from mlx_isolate_engine.generation.plan import CompletionPlan, PromptPlan, SamplingPlan, TextPlan
+from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S
 from mlx_isolate_engine.generation.reuse import PrefixReuse
 from mlx_isolate_engine.generation.row import ModelFamily
@@ -128,8 +129,10 @@ class _SlowPromptCache(PromptCache):
         self._clock = clock
         self._seconds = seconds
 
-    def put(self, *entry: Any) -> None:
-        super().put(*entry)
+    def put(
+        self, tokens: Sequence[int], cache: Sequence[Any], namespace: str, kind: EntryKind
+    ) -> None:
+        super().put(tokens, cache, namespace, kind)
         self._clock.now += self._seconds
 
 

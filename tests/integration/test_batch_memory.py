@@ -121,6 +121,7 @@ def test_rows_from_the_prompt_cache_take_what_admission_counts(
             monkeypatch.setattr(cache, "put", put_noted)
             requests = [tokens_request(prompt, max_tokens=16) for prompt in prompts()]
             answers = await asyncio.gather(*(running.run(each) for each in requests))
+            await running.wait_idle()
             for answer in answers:
                 assert answer.end.timings.cache_tier == tier
                 assert answer.end.cached_tokens >= answer.end.prompt_tokens - 1

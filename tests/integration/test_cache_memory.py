@@ -10,6 +10,7 @@ import psutil
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from mlx_isolate_engine.cache import snapshot
 from mlx_isolate_engine.cache.cold_side import ColdSettings
 from mlx_isolate_engine.cache.prompt_cache import PromptCache
 from mlx_isolate_engine.cache.ram_tier import RamTier
@@ -177,6 +178,24 @@ def test_a_batch_row_is_kept_alone_and_with_one_tensor_to_spare(heads: int) -> N
 
 
 @pytest.mark.case("26")
+@pytest.mark.parametrize("rounded", [0, 16 << 10])
+def test_a_row_is_copied_once_where_buffers_are_rounded(
+    rounded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's allocator rounds every buffer up to a page; twelve of them are kept together."""
+    copied: list[Any] = []
+    monkeypatch.setattr(snapshot, "own_copy", copied.append)
+    figures = iter((0, 12 * (700 * WIDTH * 8 + rounded)))
+    monkeypatch.setattr(mx, "get_active_memory", lambda: next(figures))
+    batch = [mx.zeros((2, 4, 800, WIDTH), dtype=mx.bfloat16) for _ in range(12)]
+    row = [KVCache() for _ in range(6)]
+    for layer, (keys, values) in zip(row, zip(batch[::2], batch[1::2], strict=True), strict=True):
+        layer.keys, layer.values = (mx.contiguous(a[:1, :, :700]) for a in (keys, values))
+        layer.offset = 700
+    snapshot.keep(row, 700)
+    assert not copied
+
+
 def test_the_byte_cap_bounds_what_distinct_prompts_leave_behind(tmp_path: Path) -> None:
     cap = 8 << 20
     made = PromptCache(entries_max=1000, bytes_max=cap)

@@ -45,6 +45,16 @@ def test_a_fast_device_runs_whole_steps_beside_a_stream_too(gpu: SimulatedLane) 
     assert stream.largest_gap_s < MAX_STEP_S
 
 
+def test_long_prompts_run_one_after_the_other_beside_a_stream(tmp_path: Path) -> None:
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
+    stream = lane.ask(8, 100_000)
+    lane.finish(lane.ask(2))
+    lane.model.passes.clear()
+    lane.finish(lane.ask(1300), lane.ask(1400))
+    assert lane.prefills == [(1, 1299), (1, 1399)]
+    assert stream.largest_gap_s < 0.025
+
+
 def test_a_cold_fast_device_is_at_full_width_in_a_few_steps(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, FAST_GPU)
     lane.finish(lane.ask(20_000))
@@ -146,7 +156,7 @@ def test_prompts_that_fill_a_step_together_run_side_by_side_and_the_rest_after_t
     lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
     asked = [lane.ask(1000) for _ in range(8)]
     lane.finish(*asked)
-    assert lane.prefills == [(4, 999), (4, 999)]
+    assert lane.prefills == [(4, 999), (4, 512), (4, 487)]
     # The first four have their token before the others' prompts run.
     assert max(each.first_token_s for each in asked[:4]) < 0.06
 
@@ -228,6 +238,9 @@ def test_a_rehearsal_runs_every_shape_and_leaves_nothing(gpu: SimulatedLane) -> 
     shapes = {(each.rows, each.width) for each in gpu.rehearsal}
     assert {(1, width) for width in (2048, 1024, 512, 256, 128, 64, 32, 16)} <= shapes
     assert {(rows, 1) for rows in (16, 8, 4, 2, 1)} <= shapes
+    # A prompt that goes on sees more than its piece, with a wide one and with a short one.
+    places = [each.width for each in gpu.rehearsal]
+    assert (2048, 2048, 80, 1) in zip(places, places[1:], places[2:], places[3:], strict=False)
     assert not gpu.lane.has_work()
 
 

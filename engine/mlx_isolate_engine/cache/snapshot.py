@@ -18,6 +18,8 @@ from mlx_isolate_engine.cache.kinds import TABLE, leaves, position
 
 # Bytes that do not matter: a copy of them costs nothing, and pinning them does not either.
 _ALREADY_SMALL = 64 * 1024
+# What an allocator may add to a buffer: CUDA's rounds to pages, and reuses what is a little larger.
+_ROUNDED = 32 * 1024
 # Bytes that are evaluated together, and that a `keep` may need for a moment beside what it keeps.
 _TOGETHER = 16 << 20
 
@@ -67,8 +69,9 @@ class _Keeping:
         mx.eval(arrays)
         grown = mx.get_active_memory() - before
         size = sum(array.nbytes for array in arrays)
+        rounded = sum(min(_ROUNDED, array.nbytes // 2) for array in arrays)
         # Just these buffers were made: there are no views of a batch, nor second copies.
-        if not _ALREADY_SMALL <= size <= grown <= size + _ALREADY_SMALL:
+        if not _ALREADY_SMALL <= size <= grown <= size + rounded + _ALREADY_SMALL:
             arrays = [own_copy(array) for array in arrays]
             mx.eval(arrays)
         for put, array in zip(self._puts, arrays, strict=True):

@@ -5,7 +5,6 @@ who comes in (entrance) or step length (pacing).
 """
 
 import logging
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +23,7 @@ from mlx_isolate_engine.generation.plan import SamplingPlan
 from mlx_isolate_engine.generation.ports import Adapters, EntryKind
 from mlx_isolate_engine.generation.rehearsal import REHEARSAL_S, Rehearsal
 from mlx_isolate_engine.generation.reuse import Found
-from mlx_isolate_engine.generation.row import Row
+from mlx_isolate_engine.generation.row import Row, row_of
 from mlx_isolate_engine.generation.sharing import SharedPrefills
 from mlx_isolate_engine.generation.ticket import Ticket
 from mlx_isolate_engine.generation.turns import Turns
@@ -133,9 +132,9 @@ class ContinuousLane:
 
     def _give_up(self, ticket: Ticket) -> bool:
         """Take a row out of the batch, or from beside it; False where it has ended by itself."""
-        if (row := _find(self._prefilling.values(), ticket)) is not None:
+        if (row := row_of(self._prefilling.values(), ticket)) is not None:
             self._take_out(row, "partial")
-        elif (row := _find(self._decoding.values(), ticket)) is not None:
+        elif (row := row_of(self._decoding.values(), ticket)) is not None:
             self._take_out(row, "assistant")
         elif (parked := self._parking.pop(ticket)) is not None:
             self._counters.active -= 1
@@ -177,10 +176,10 @@ class ContinuousLane:
         if prompts:
             self._note_prompts(prompts, before)
         ended = [(one, each) for each in tokens if (one := self._note_token(each)) is not None]
-        if ended:
-            self._deliveries.flush()  # nobody should wait for what is kept for later prompts
-            for row, response in ended:
-                self._leave(row, response)
+        if ended:  # nobody should wait for what is kept for later prompts
+            self._deliveries.flush()
+        for one, response in ended:
+            self._leave(one, response)
         self._forget_shared()
 
     def _width(self) -> int:
@@ -338,9 +337,9 @@ class ContinuousLane:
         """A row that has ended leaves its cache to later prompts."""
         if response.finish_reason is None:  # a stop string: only we know of it
             self._take_out(row, "assistant")
-            return
-        self._reuse.keep(row, response.all_tokens, response.prompt_cache, "assistant")
-        self._counters.active -= 1  # last: an engine at rest has kept everything
+        else:
+            self._reuse.keep(row, response.all_tokens, response.prompt_cache, "assistant")
+            self._counters.active -= 1  # last: an engine at rest has kept everything
 
     def _fail(self, row: Row, response: Any, error: Exception) -> None:
         """One row has failed; nothing of it is kept, and its neighbours go on."""
@@ -398,7 +397,3 @@ class ContinuousLane:
             self._endings.complete(row, advance.reason)
             return None
         return Parked(row, cache, list(tokens), next_token)
-
-
-def _find(rows: Iterable[Row], ticket: Ticket) -> Row | None:
-    return next((row for row in rows if row.ticket is ticket), None)

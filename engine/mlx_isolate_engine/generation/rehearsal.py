@@ -32,6 +32,8 @@ DECODE_ROWS = 16
 # Tokens of a prompt of which only the decode steps matter, and decode steps of each batch size.
 DECODE_PROMPT = 16
 DECODE_STEPS = 3
+# Tokens of a prompt's last piece: fewer than kernels for wide ones take, more than those for one.
+SHORT_PIECE = 80
 
 
 def is_worthwhile() -> bool:
@@ -118,6 +120,8 @@ class Rehearsal:
                     yield partial(self._prefill, width)
         if rows > 1:
             yield self._join
+        for width in self._continued(length_max):
+            yield partial(self._continue, width)
         if getattr(self._generator.model, "few_shapes", False):
             for width in widths_between(self._pace.step_size, length_max):
                 if not self._is_too_slow(width):
@@ -132,6 +136,21 @@ class Rehearsal:
         before = self._clock.monotonic()
         self._generator.next()
         self._pace.observe(1, width, self._clock.monotonic() - before)
+        self._drain()
+
+    def _continued(self, length_max: int) -> list[int]:
+        """The width in which a long prompt runs, if there is one."""
+        found = [
+            width
+            for width in widths(self._pace.step_size, length_max)
+            if 2 * width + SHORT_PIECE < length_max and not self._is_too_slow(width)
+        ]
+        return found[-1:]
+
+    def _continue(self, width: int) -> None:
+        """A long prompt: its later pieces see more than themselves, and the last is a short one."""
+        self._insert([2 * width + SHORT_PIECE + 1], [1])
+        self._generator.prefill_step_size = width
         self._drain()
 
     def _decode(self, lengths: list[int]) -> None:

@@ -1,7 +1,7 @@
 """One completion on the generation thread: its text, its figures and how it ends."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from mlx_isolate_engine.completion.events import (
@@ -183,3 +183,8 @@ class Row:
                 cache_reason=self.taken.reason if self.taken else "off",
             ),
         )
+
+
+def row_of(rows: Iterable[Row], ticket: Ticket) -> Row | None:
+    """The row of a completion among these, if it is there."""
+    return next((row for row in rows if row.ticket is ticket), None)
