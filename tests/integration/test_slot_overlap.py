@@ -8,6 +8,8 @@ import pytest
 
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.engines.orphans import process_start
+from mlx_isolate_supervisor.models.pool_limits import PoolLimits
+from mlx_isolate_supervisor.models.projection import PROCESS_BYTES
 from mlx_isolate_supervisor.slots.lease import Lease
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
 from tests.pool_rig import QUICK_RESTART, PoolRig, open_stream, pool_rig, run
@@ -21,6 +23,8 @@ KEEP = SlotSettings(
     drain_timeout_s=20.0,
     restart=QUICK_RESTART,
 )
+# A prompt cache that makes an engine large; the fake one has none.
+SHARE = 10_000_000_000
 
 
 async def read_to_end(client: RawClient) -> int:
@@ -123,6 +127,30 @@ def test_a_second_reload_replaces_the_successor() -> None:
             await first
             assert rig.status().incarnation == 3
             await wait_until(lambda: len(rig.records()) == 1, 5)
+
+    run(main())
+
+
+def test_a_successor_leaves_its_room_to_the_one_that_replaces_it() -> None:
+    """It counted beside the newer one: the engine that served drained, and requests waited."""
+    budget = 2 * (PROCESS_BYTES + SHARE) + SHARE // 2
+    two = PoolLimits(budget_bytes=budget, policy="keep_then_commit")
+
+    async def main() -> None:
+        async with pool_rig(settings=KEEP, limits=two, needs={"m": SHARE}) as rig:
+            [(lease, client)] = await streams(rig, 1, 10_000)
+            rig.set_faults("m", hang_load=True)
+            reloading = [asyncio.create_task(rig.pool.reload("m")) for _ in range(3)]
+            await wait_until(lambda: rig.pool.find("m").status().replacement, 5)
+            assert rig.moves() == ["starting", "ready"]
+            assert (await rig.complete()).status == 200
+            rig.set_faults("m")
+            await rig.pool.reload("m")
+            await asyncio.gather(*reloading)
+            assert (await rig.complete()).status == 200
+            assert rig.moves() == ["starting", "ready"] and rig.status().incarnation == 5
+            client.close()
+            lease.release("cancelled")
 
     run(main())
 

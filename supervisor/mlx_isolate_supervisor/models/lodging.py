@@ -152,7 +152,9 @@ class Lodging:
 
     def has_space_beside(self) -> bool:
         """Whether the memory budget allows a second engine."""
-        return self.residence.has_space_beside(self._context.need_of(self._machine.spec))
+        machine = self._machine
+        need = self._context.need_of(machine.spec)
+        return self.residence.has_space_beside(need, machine.crew.yielding)
 
     def want_up(self) -> None:
         """Load it; one that is to make room comes back by its turn, with a new claim."""

@@ -102,9 +102,15 @@ class Residence:
         if self._residency.is_contended:
             self._residency.note_change()
 
-    def has_space_beside(self, need: Need) -> bool:
-        """Whether the budget allows a second engine of the model."""
-        return self._residency.has_space(need)
+    def has_space_beside(self, need: Need, yielding: int) -> bool:
+        """Whether the budget allows another engine of the model, in the room of `yielding` ones."""
+        return self._residency.has_space(
+            Need(
+                bytes=need.bytes - yielding * self.claimed.bytes,
+                gpu=need.gpu,
+                gpu_bytes=need.gpu_bytes - yielding * self.claimed.gpu_bytes,
+            )
+        )
 
 
 class Residency:

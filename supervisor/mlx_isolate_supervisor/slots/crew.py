@@ -58,6 +58,11 @@ class Crew:
         return 1 + (self.successor is not None) + len(self.retirees)
 
     @property
+    def yielding(self) -> int:
+        """Of these, those that a new successor takes the room of: who is ending, or ends for it."""
+        return (self.successor is not None) + self.retirees.ending
+
+    @property
     def memory_bytes(self) -> int:
         """What its processes held at the last look, all together."""
         members = [self.engine, self.successor, *self.retirees]

@@ -48,6 +48,11 @@ class Retirees:
         """Requests that still run in them."""
         return sum(len(engine.leases) for engine in self)
 
+    @property
+    def ending(self) -> int:
+        """How many have been told to end."""
+        return sum(self._timers.left_s(f"stop {number}") is not None for number in self._engines)
+
     def find(self, process: EngineProcess) -> Incarnation | None:
         """The retiree of `process`, if it is one."""
         return next((engine for engine in self if engine.process is process), None)
