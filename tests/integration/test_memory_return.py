@@ -51,3 +51,26 @@ def test_a_load_that_has_room_anyway_does_not_wait() -> None:
             assert loop.time() - began < 3.0
 
     simulate(main)
+
+
+def test_memory_that_nobody_waited_for_has_come_back_too() -> None:
+    """A debt was only looked at for a load that waited; a reload long after one drained first."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        limits = PoolLimits(policy="keep_then_commit")
+        settings = SlotSettings(memory_policy="keep_then_commit")
+        async with simulated_pool(loop, {"a": 8 * GB}, limits, settings=settings) as (pool, world):
+            world.memory_bytes, world.return_lag_s = 100 * GB, 0.5
+            (await pool.find("a").admit("1")).release("answered")
+            await asyncio.sleep(2.0)
+            await pool.reload("a")
+            await asyncio.sleep(5.0)
+            lease = await pool.find("a").admit("2")
+            reloading = asyncio.create_task(pool.reload("a"))
+            await asyncio.sleep(0.1)
+            [status] = pool.snapshot()
+            assert (status.state, status.replacement is not None) == ("ready", True)
+            lease.release("answered")
+            await reloading
+
+    simulate(main)

@@ -36,11 +36,6 @@ class MemoryReturn:
         self._available_bytes = available_bytes
         self._debt: _Debt | None = None
 
-    @property
-    def is_owed(self) -> bool:
-        """Whether memory of an engine that has ended may not have come back yet."""
-        return self._debt is not None
-
     def note_gone(self, model: str, held_bytes: int, available_before: int | None) -> None:
         """An engine is reaped: the next load waits until its memory has come back.
 
@@ -53,22 +48,30 @@ class MemoryReturn:
         mark = available_before + int(held_bytes * RETURN_SHARE)
         self._debt = _Debt(model, mark, self._now() + RETURN_LIMIT_S)
 
+    def is_owed(self, needed_bytes: int) -> bool:
+        """Whether a load of so much has to wait for what an engine that has ended held."""
+        debt = self._debt
+        return debt is not None and self._now() < debt.give_up_s and self._lacks(debt, needed_bytes)
+
     def debtor(self, needed_bytes: int) -> str | None:
-        """The model whose engine's memory a load has to wait for just now; None: it need not."""
+        """The model whose engine's memory a load that waits has to wait for; None: it need not."""
         debt = self._debt
         if debt is None:
             return None
-        available = self._available_bytes()
-        if available is not None and available < min(debt.mark_bytes, 2 * needed_bytes):
-            if self._now() < debt.give_up_s:
-                return debt.model
+        if self.is_owed(needed_bytes):
+            return debt.model
+        if self._lacks(debt, needed_bytes):
             log_event(
                 "memory.not_returned",
                 logging.WARNING,
                 model=debt.model,
-                available_bytes=available,
+                available_bytes=self._available_bytes(),
                 expected_bytes=debt.mark_bytes,
                 waited_s=RETURN_LIMIT_S,
             )
         self._debt = None
         return None
+
+    def _lacks(self, debt: _Debt, needed_bytes: int) -> bool:
+        available = self._available_bytes()
+        return available is not None and available < min(debt.mark_bytes, 2 * needed_bytes)

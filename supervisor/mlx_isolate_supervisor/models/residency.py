@@ -54,7 +54,7 @@ class Residence:
     def claim(self, need: Need, since_s: float, *, is_urgent: bool) -> bool:
         """Whether an engine may be started now; else that is granted or refused later."""
         suffices = need.bytes <= self.claimed.bytes and need.gpu_bytes <= self.claimed.gpu_bytes
-        if self.is_granted and suffices and not self._residency.returning.is_owed:
+        if self.is_granted and suffices and not self._residency.returning.is_owed(need.bytes):
             return True
         self.wish = Wish(
             id=self.tenant.model_id,
@@ -104,13 +104,11 @@ class Residence:
 
     def has_space_beside(self, need: Need, yielding: int) -> bool:
         """Whether the budget allows another engine of the model, in the room of `yielding` ones."""
-        return self._residency.has_space(
-            Need(
-                bytes=need.bytes - yielding * self.claimed.bytes,
-                gpu=need.gpu,
-                gpu_bytes=need.gpu_bytes - yielding * self.claimed.gpu_bytes,
-            )
+        claimed = self.claimed
+        yielded = Need(
+            bytes=yielding * claimed.bytes, gpu=need.gpu, gpu_bytes=yielding * claimed.gpu_bytes
         )
+        return self._residency.has_space(need, yielded)
 
 
 class Residency:
@@ -186,14 +184,15 @@ class Residency:
         """The same of a GPU's own memory."""
         return sum(one.gpu_bytes for one in self._residents() if one.gpu == gpu)
 
-    def has_space(self, need: Need) -> bool:
-        """Whether so much fits into the budget beside everything, and nobody waits for it."""
-        if self.returning.is_owed or self._wishes():
+    def has_space(self, need: Need, yielded: Need = NOTHING) -> bool:
+        """Whether so much fits into the budget beside all but `yielded`, and nobody waits for it."""
+        if self.returning.is_owed(need.bytes) or self._wishes():
             return False
         budget, gpu = self.limits.budget_bytes, self.limits.gpus.get(need.gpu)
-        if gpu is not None and self.held_gpu_bytes(need.gpu) + need.gpu_bytes > gpu.budget_bytes:
+        held_there = self.held_gpu_bytes(need.gpu) - yielded.gpu_bytes
+        if gpu is not None and held_there + need.gpu_bytes > gpu.budget_bytes:
             return False
-        return budget is None or self.held_bytes + need.bytes <= budget
+        return budget is None or self.held_bytes - yielded.bytes + need.bytes <= budget
 
     def look_at(self, asker: Residence) -> bool:
         """Decide anew, because of `asker`'s wish; whether it has come true."""
