@@ -141,11 +141,11 @@ class Relay:
         """The slot that a request is for, and its body."""
         check_head(request, self._limits)
         if target.model is not None:
-            admission = self._router.find(target.model)
-            exchange.model_id = admission.model_id
+            exchange.model_id = self._router.find(target.model).model_id
             body = await read_body(request, self._limits, hold)
             exchange.bytes_in = len(body)
-            return admission, body
+            # Meanwhile another slot may have come in the place of the first.
+            return self._router.find(target.model), body
         body = await read_body(request, self._limits, hold)
         fields = read_routing(body)
         exchange.bytes_in = len(body)

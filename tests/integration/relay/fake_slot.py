@@ -107,17 +107,19 @@ class FakeSlot:
 
 
 class FakeRouter:
+    """One slot, which a test may replace."""
+
     def __init__(self, slot: FakeSlot) -> None:
-        self._slot = slot
+        self.slot = slot
 
     def knows(self, model: str) -> bool:
-        return model == self._slot.model_id
+        return model == self.slot.model_id
 
     def find(self, model: str | None) -> FakeSlot:
-        if model is None or model == self._slot.model_id:
-            return self._slot
+        if model is None or model == self.slot.model_id:
+            return self.slot
         raise RequestError(
-            f"There is no model {model!r}; there is: {self._slot.model_id}.",
+            f"There is no model {model!r}; there is: {self.slot.model_id}.",
             status=404,
             code="model_not_found",
             param="model",

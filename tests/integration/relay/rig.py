@@ -78,6 +78,7 @@ class Rig:
     """One relay application with one slot and one scripted engine."""
 
     def __init__(self, engine: ScriptedEngine, slot: FakeSlot, recorder: Recorder) -> None:
+        self.router = FakeRouter(slot)
         self.engine = engine
         self.slot = slot
         self.recorder = recorder
@@ -155,7 +156,7 @@ async def make_rig(
     Edge(
         OriginPolicy(allowed=origins), HostPolicy(bound_host="127.0.0.1"), limits.header_bytes_max
     ).install(app)
-    rig.relay = Relay(FakeRouter(slot), limits, rig.recorder, pool)
+    rig.relay = Relay(rig.router, limits, rig.recorder, pool)
     mount(app, rig.relay)
     if extra is not None:
         extra(app)

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from mlx_isolate_shared.errors import CapacityError
 from tests.integration.relay.engine_side import END, JSON_HEAD, SSE_HEAD, event, whole
+from tests.integration.relay.fake_slot import FakeSlot
 from tests.integration.relay.rig import make_rig, run, soon
 from tests.waiting import wait_until
 
@@ -154,5 +156,28 @@ def test_a_request_waits_for_its_model_as_any_other() -> None:
             await side.read_head()
             await side.send(whole(b"{}"))
             assert (await client.read_answer()).status == 200
+
+    run(scenario())
+
+
+def test_a_model_that_was_replaced_during_an_upload_gets_it() -> None:
+    """As a removal and an addition do: the slot that was there when the head came has gone."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            client = await rig.connect()
+            await client.send(
+                b"PUT /upstream/m/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nhalf"
+            )
+            running = rig.recorder.running
+            await wait_until(lambda: any(one.model_id for one in running.values()), 5)
+            rig.slot.refusal = CapacityError("m was removed.", status=503, code="model_removed")
+            rig.router.slot = later = FakeSlot("m", rig.engine)
+            await client.send(b" and")
+            side = await rig.engine.accept()
+            assert (await side.read_request())[1] == b"half and"
+            await side.send(whole(b"{}"))
+            assert (await client.read_answer()).status == 200
+            assert await later.outcome() == "passed"
 
     run(scenario())
