@@ -72,7 +72,7 @@ def warm_up(model: Any, settings: EngineSettings) -> int:
             raise
         raise ConfigError(
             f"--kv-bits {settings.kv_bits} does not work with this model on this device: MLX says "
-            f'"{error}". Leave it out, or try another --kv-group-size.'
+            f'"{error}". Leave it out.'
         ) from error
     return int(logits.shape[-1])
 
