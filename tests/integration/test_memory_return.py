@@ -74,3 +74,24 @@ def test_memory_that_nobody_waited_for_has_come_back_too() -> None:
             await reloading
 
     simulate(main)
+
+
+def test_memory_that_came_back_and_is_used_again_is_no_debt() -> None:
+    """An engine that respawned took it; the next load waited for what had been there already."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        needs = {"a": 8 * GB, "b": 8 * GB}
+        async with simulated_pool(loop, needs, PoolLimits(), settings=SlotSettings()) as (
+            pool,
+            world,
+        ):
+            world.memory_bytes = 18 * GB
+            (await pool.find("a").admit("1")).release("answered")
+            await asyncio.sleep(2.0)
+            world.alive[0].end("SIGKILL")
+            (await pool.find("a").admit("2")).release("answered")
+            began = loop.time()
+            (await pool.find("b").admit("3")).release("answered")
+            assert loop.time() - began < 3.0
+
+    simulate(main)

@@ -48,8 +48,14 @@ class MemoryReturn:
         mark = available_before + int(held_bytes * RETURN_SHARE)
         self._debt = _Debt(model, mark, self._now() + RETURN_LIMIT_S)
 
+    def look(self) -> None:
+        """Forget what is seen to have come back: who takes it next owes nothing to the one after."""
+        if self._debt is not None and (self._available_bytes() or 0) >= self._debt.mark_bytes:
+            self._debt = None
+
     def is_owed(self, needed_bytes: int) -> bool:
         """Whether a load of so much has to wait for what an engine that has ended held."""
+        self.look()
         debt = self._debt
         return debt is not None and self._now() < debt.give_up_s and self._lacks(debt, needed_bytes)
 

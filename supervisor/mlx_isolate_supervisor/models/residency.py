@@ -231,6 +231,7 @@ class Residency:
     def _on_timer(self) -> None:
         self._timer = None
         try:
+            self.returning.look()
             self._look(None)
         finally:
             if self._timer is None:
