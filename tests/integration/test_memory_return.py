@@ -4,12 +4,17 @@ import asyncio
 
 import pytest
 
+from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.models.memory_return import RETURN_LIMIT_S
 from mlx_isolate_supervisor.models.pool_limits import PoolLimits
 from mlx_isolate_supervisor.slots.slot_settings import SlotSettings
-from tests.simulation import SimulatedLoop, simulate, simulated_pool
+from tests.simulation import Fate, SimulatedLoop, simulate, simulated_pool
 
 GB = 1_000_000_000
+
+
+def slow_to_end(_spec: ModelSpec) -> Fate:
+    return Fate(bytes=8 * GB, term_s=10.0)
 
 
 @pytest.mark.case("x2")
@@ -93,5 +98,25 @@ def test_memory_that_came_back_and_is_used_again_is_no_debt() -> None:
             began = loop.time()
             (await pool.find("b").admit("3")).release("answered")
             assert loop.time() - began < 3.0
+
+    simulate(main)
+
+
+def test_reloads_in_a_row_hold_no_more_than_two_engines_may() -> None:
+    """Each engine that took its time to end lent all of its room to one that loaded: three and more."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        limits = PoolLimits(budget_bytes=20 * GB, policy="keep_then_commit")
+        settings = SlotSettings(memory_policy="keep_then_commit")
+        async with simulated_pool(loop, {"a": 8 * GB}, limits, settings=settings) as (pool, world):
+            world.memory_bytes = 100 * GB
+            world.fate = slow_to_end
+            (await pool.find("a").admit("1")).release("answered")
+            reloading: list[asyncio.Task[None]] = []
+            for _ in range(4):
+                reloading.append(asyncio.create_task(pool.reload("a")))
+                await asyncio.sleep(2.0)
+                assert len(world.alive) <= 2
+            await asyncio.gather(*reloading)
 
     simulate(main)

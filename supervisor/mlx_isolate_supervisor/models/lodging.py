@@ -12,6 +12,7 @@ from functools import partial
 from mlx_isolate_shared.errors import CapacityError
 from mlx_isolate_supervisor.models.devices import gpu_of
 from mlx_isolate_supervisor.models.idle import idle_limit_s
+from mlx_isolate_supervisor.models.room import Need
 from mlx_isolate_supervisor.models.tenant import Tenancy
 from mlx_isolate_supervisor.settings.quantities import show_seconds
 from mlx_isolate_supervisor.slots.admission import WaitingLine
@@ -151,10 +152,18 @@ class Lodging:
         )
 
     def has_space_beside(self) -> bool:
-        """Whether the memory budget allows a second engine."""
-        machine = self._machine
-        need = self._context.need_of(machine.spec)
-        return self.residence.has_space_beside(need, machine.crew.yielding)
+        """Whether the memory budget allows a second engine.
+
+        Those that end for it grow no more: they need what they hold until they are gone.
+        """
+        claimed, yielding = self.residence.claimed, self._machine.crew.yielding
+        yielded = Need(
+            bytes=sum(
+                max(0, claimed.bytes - (one.memory[0] if one.memory else 0)) for one in yielding
+            ),
+            gpu_bytes=sum(max(0, claimed.gpu_bytes - one.gpu_bytes) for one in yielding),
+        )
+        return self.residence.has_space_beside(self._context.need_of(self._machine.spec), yielded)
 
     def want_up(self) -> None:
         """Load it; one that is to make room comes back by its turn, with a new claim."""

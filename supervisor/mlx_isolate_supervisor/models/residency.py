@@ -102,12 +102,8 @@ class Residence:
         if self._residency.is_contended:
             self._residency.note_change()
 
-    def has_space_beside(self, need: Need, yielding: int) -> bool:
-        """Whether the budget allows another engine of the model, in the room of `yielding` ones."""
-        claimed = self.claimed
-        yielded = Need(
-            bytes=yielding * claimed.bytes, gpu=need.gpu, gpu_bytes=yielding * claimed.gpu_bytes
-        )
+    def has_space_beside(self, need: Need, yielded: Need) -> bool:
+        """Whether the budget allows another engine of the model, where `yielded` is given up."""
         return self._residency.has_space(need, yielded)
 
 

@@ -58,9 +58,9 @@ class Crew:
         return 1 + (self.successor is not None) + len(self.retirees)
 
     @property
-    def yielding(self) -> int:
+    def yielding(self) -> list[Incarnation]:
         """Of these, those that a new successor takes the room of: who is ending, or ends for it."""
-        return (self.successor is not None) + self.retirees.ending
+        return [*([] if self.successor is None else [self.successor]), *self.retirees.ending]
 
     @property
     def memory_bytes(self) -> int:

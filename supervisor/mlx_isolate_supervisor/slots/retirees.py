@@ -49,9 +49,9 @@ class Retirees:
         return sum(len(engine.leases) for engine in self)
 
     @property
-    def ending(self) -> int:
-        """How many have been told to end."""
-        return sum(self._timers.left_s(f"stop {number}") is not None for number in self._engines)
+    def ending(self) -> list[Incarnation]:
+        """Those that have been told to end."""
+        return [one for one in self if self._timers.left_s(f"drain {one.number}") is None]
 
     def find(self, process: EngineProcess) -> Incarnation | None:
         """The retiree of `process`, if it is one."""
