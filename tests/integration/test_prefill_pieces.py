@@ -55,6 +55,17 @@ def test_long_prompts_run_one_after_the_other_beside_a_stream(tmp_path: Path) ->
     assert stream.largest_gap_s < 0.025
 
 
+def test_small_pieces_run_side_by_side_beside_a_stream_too(tmp_path: Path) -> None:
+    """One at a time, thirty prompts beside a stream took twice as long, and it gained nothing."""
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, prefill_step_size=512)
+    stream = lane.ask(8, 100_000)
+    lane.finish(lane.ask(2))
+    lane.model.passes.clear()
+    lane.finish(lane.ask(1300), lane.ask(1300))
+    assert lane.prefills == [(2, 512), (2, 512), (2, 1299 - 2 * 512)]
+    assert stream.largest_gap_s < 0.025
+
+
 def test_a_cold_fast_device_is_at_full_width_in_a_few_steps(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, FAST_GPU)
     lane.finish(lane.ask(20_000))

@@ -3,9 +3,9 @@
 import pytest
 
 from mlx_isolate_engine.generation.pacing import (
+    BESIDE_TOKENS,
     FIRST_ALLOWANCE,
     GROW_MOST,
-    PIECES_BESIDE,
     PIECES_MAX,
     QUIET_STEPS,
     RATES_KEPT,
@@ -98,7 +98,7 @@ def test_small_quick_steps_teach_nothing() -> None:
 def test_the_allowance_stays_within_its_limits() -> None:
     pace = PrefillPace(MAX_STEP_S, 2048)
     run(pace, 1e9)
-    assert pace.allowance() == 2048 * PIECES_BESIDE
+    assert pace.allowance() == BESIDE_TOKENS == 2048
     assert pace.allowance(is_quiet=True) == 2048 * PIECES_MAX
     run(pace, 1e-3, steps=100)
     assert pace.allowance() == SMALLEST_ALLOWANCE

@@ -24,9 +24,10 @@ SHRINK_MOST = 0.25
 # Whole pieces of prompts that run side by side in a step. A fast machine is full with two; with
 # more, the first prompts of a crowd wait for the last ones.
 PIECES_MAX = 2
-# The same beside a running stream, which waits for all of them (H200, 8B, two prompts of 1,320
-# tokens beside six streams: a gap of 165 ms with two pieces, about 60 with one).
-PIECES_BESIDE = 1
+# They are fewer beside a running stream, which waits for all of them: one of more than half so many
+# tokens (H200, 8B, two prompts of 1,320 tokens beside six streams: a gap of 165 ms with two pieces,
+# about 60 with one). Small ones cost a pass each, and a stream gains nothing if they run alone.
+BESIDE_TOKENS = 2048
 # The best of so many last measurements counts: what disturbs a step makes it slower, never faster.
 RATES_KEPT = 3
 # Below this share of the known rate the machine has become slower, and older measurements are void.
@@ -68,7 +69,9 @@ class PrefillPace:
         Args:
             is_quiet: nobody waits for the next token of a running stream.
         """
-        largest = self._step_size * (PIECES_MAX if is_quiet else PIECES_BESIDE)
+        largest = self._step_size * PIECES_MAX
+        if not is_quiet:
+            largest = max(self._step_size, min(largest, BESIDE_TOKENS))
         if not self._rates:
             return min(FIRST_ALLOWANCE, largest)
         seconds = self._max_step_s * QUIET_STEPS if is_quiet else self._target_s
