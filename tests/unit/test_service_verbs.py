@@ -65,6 +65,18 @@ def test_a_shell_without_a_session_of_systemd_is_told_what_it_lacks(
     assert "log in as this user, or run 'mlx-isolate serve' itself\n" in capsys.readouterr().err
 
 
+def test_an_installation_in_such_a_shell_says_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Systemd(tmp_path), Script(**{"daemon-reload": Done(1, NO_BUS)}))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["service", "install", "--no-start", "demo"]) == FAILED
+    assert capsys.readouterr().err == (
+        "mlx-isolate: systemctl --user daemon-reload: Failed to connect to bus: No medium found; "
+        "log in as this user, or run 'mlx-isolate serve' itself; the earlier service is back\n"
+    )
+
+
 @pytest.mark.parametrize("kind", ["systemd", "launchd"])
 def test_a_service_that_runs_is_not_started_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -49,6 +49,21 @@ def test_the_help_of_a_flag_tells_default_and_variable(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("config", "check"), "say whether a file can be served, or what is wrong"),
+        (("service", "logs"), "what the service wrote"),
+    ],
+)
+def test_the_help_of_a_verb_says_what_it_does(
+    words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("logs", "-n", "-5"),

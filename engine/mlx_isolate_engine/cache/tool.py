@@ -68,18 +68,39 @@ def _parser() -> argparse.ArgumentParser:
     add("ls", _list, "list entries, the most recently used first")
     add("verify", _verify, "check every file wholly, tensor data too; changes nothing")
     prune = add("prune", _prune, "remove damaged files, what dead writers left, and the oldest")
-    prune.add_argument("--max-gb", type=float, help="evict the least recently used above this")
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help="evict what was not used")
+    prune.add_argument(
+        "--max-gb", type=float, metavar="GB", help="evict the least recently used above this"
+    )
+    prune.add_argument(
+        "--older-than", type=float, metavar="DAYS", help="evict what was not used for so long"
+    )
     importing = add("import", _import, "take over a file made by mlx_lm.cache_prompt")
     importing.add_argument("file", metavar="FILE", help="the file")
-    importing.add_argument("--prompt-file", required=True, help="the prompt it was made from")
-    importing.add_argument("--model", help="the model's folder; default: what the file names")
-    importing.add_argument("--id", help="name of the model; default: the folder's name")
-    importing.add_argument("--adapter-path", help="adapter that the engine runs with")
-    importing.add_argument("--kv-bits", type=int, help="as the engine runs with")
-    importing.add_argument("--kv-group-size", type=int, default=64, help="likewise")
-    importing.add_argument("--quantized-kv-start", type=int, default=5000, help="likewise")
-    importing.add_argument("--max-gb", type=float, help="evict the least recently used above this")
+    importing.add_argument(
+        "--prompt-file", metavar="TEXT", required=True, help="file of the prompt it was made from"
+    )
+    importing.add_argument(
+        "--model", metavar="FOLDER", help="the model's folder; default: what the file names"
+    )
+    importing.add_argument(
+        "--id", metavar="NAME", help="the name that serve gives it; default: the folder's name"
+    )
+    for flag, metavar, type, default in (
+        ("--adapter-path", "FOLDER", str, None),
+        ("--kv-bits", "BITS", int, None),
+        ("--kv-group-size", "N", int, 64),
+        ("--quantized-kv-start", "N", int, 5000),
+    ):
+        importing.add_argument(
+            flag,
+            type=type,
+            metavar=metavar,
+            default=default,
+            help="as it is served with" + (" (default %(default)s)" if default else ""),
+        )
+    importing.add_argument(
+        "--max-gb", type=float, metavar="GB", help="evict the least recently used above this"
+    )
     importing.add_argument("--trust-remote-code", action="store_true", help="run model code")
     return parser
 

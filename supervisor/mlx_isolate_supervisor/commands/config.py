@@ -37,16 +37,21 @@ _MODEL_FACTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the four verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    check = verbs.add_parser("check", help="say whether a file can be served, or what is wrong")
+
+    def add(verb: str, help: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(verb, help=help, description=help)
+
+    check = add("check", "say whether a file can be served, or what is wrong")
     check.add_argument("file", metavar="FILE", help="a configuration file (YAML)")
-    show = verbs.add_parser("show", help="print every value that serve would run with, and why")
+    show = add("show", "print every value that serve would run with, and why")
     show.add_argument("--json", action="store_true", help="as JSON")
     serve.add_arguments(show)
-    importing = verbs.add_parser(
-        "import", help="turn a llama-swap file with mlx_lm.server commands into one of ours"
+    importing = add(
+        "import",
+        "turn a llama-swap file with mlx_lm.server commands into one of ours, and print that",
     )
     importing.add_argument("file", metavar="FILE", help="a llama-swap file")
-    verbs.add_parser("schema", help="print the JSON schema of the file")
+    add("schema", "print the JSON schema of the file")
 
 
 def run(args: argparse.Namespace) -> int:

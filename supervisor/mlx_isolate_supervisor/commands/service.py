@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -23,10 +22,12 @@ from mlx_isolate_supervisor.service.command_line import Installation, installati
 from mlx_isolate_supervisor.service.definition import DEFAULT_NAME, File, check_name
 from mlx_isolate_supervisor.service.install import Installer, Steps, plan_steps
 from mlx_isolate_supervisor.service.managers import (
+    NO_SESSION,
     Command,
     Done,
     Manager,
     ServiceState,
+    lacks_session,
     manager_here,
 )
 from mlx_isolate_supervisor.settings.layers import Resolved
@@ -38,21 +39,30 @@ _SET_ONE = {
     "systemd": "set it in a file in ~/.config/environment.d",
     "launchd": "set it with launchctl setenv",
 }
-# Where a command of the manager fails: in general, and in a shell that systemd knows nothing of, as
-# under su or in a container; its words have changed over its versions.
+# What to do where a command of the manager fails.
 _LOOK = "see 'mlx-isolate service status' and 'mlx-isolate service logs'"
-_NO_BUS = re.compile("Failed to connect to .*bus")
-_NO_SESSION = "log in as this user, or run 'mlx-isolate serve' itself"
-VERBS = {"start": "start it", "stop": "stop it", "restart": "stop and start it"}
+VERBS = {
+    "start": "start the service",
+    "stop": "stop the service",
+    "restart": "stop and start the service",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    install = verbs.add_parser(
-        "install", help="install and start a service that serves what 'serve' would"
-    )
-    _add_name(install)
+
+    def add(verb: str, help: str) -> argparse.ArgumentParser:
+        parser = verbs.add_parser(verb, help=help, description=help)
+        parser.add_argument(
+            "--name",
+            default=DEFAULT_NAME,
+            metavar="NAME",
+            help="name of the service (default %(default)s)",
+        )
+        return parser
+
+    install = add("install", "install and start a service that serves what 'serve' would")
     install.add_argument("--dry-run", action="store_true", help="print files and commands only")
     install.add_argument("--no-start", action="store_true", help="do not start it")
     install.add_argument(
@@ -63,17 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go back to the earlier service if the new one is not ready by then (default 600)",
     )
     serve.add_arguments(install)
-    uninstall = verbs.add_parser("uninstall", help="stop and remove it")
-    _add_name(uninstall)
+    uninstall = add("uninstall", "stop the service and remove its files")
     uninstall.add_argument("--dry-run", action="store_true", help="print commands only")
     for verb, help in VERBS.items():
-        _add_name(verbs.add_parser(verb, help=help))
-    status = verbs.add_parser("status", help="what the service manager and the daemon say")
-    _add_name(status)
+        add(verb, help)
+    status = add("status", "what the service manager and the daemon say")
     status.add_argument("--json", action="store_true", help="as JSON")
     add_client_arguments(status)
-    logs = verbs.add_parser("logs", help="what the service wrote")
-    _add_name(logs)
+    logs = add("logs", "what the service wrote")
     logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
     logs.add_argument(
         "-n",
@@ -82,15 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=200,
         metavar="N",
         help="how many (default %(default)s)",
-    )
-
-
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name",
-        default=DEFAULT_NAME,
-        metavar="NAME",
-        help="name of the service (default %(default)s)",
     )
 
 
@@ -268,7 +266,7 @@ def _must(command: Command) -> None:
     done = run_command(command)
     if done.status != 0:
         said = (done.output.strip() or f"status {done.status}").splitlines()[0].rstrip(".")
-        remedy = _NO_SESSION if _NO_BUS.match(said) else _LOOK
+        remedy = NO_SESSION if lacks_session(said) else _LOOK
         raise CommandError(f"{shlex.join(command)}: {said}; {remedy}")
 
 

@@ -10,7 +10,7 @@ from mlx_isolate_supervisor.commands.errors import CommandError
 from mlx_isolate_supervisor.service.command_line import Installation
 from mlx_isolate_supervisor.service.definition import File
 from mlx_isolate_supervisor.service.files import make_folder, remember, restore, write
-from mlx_isolate_supervisor.service.managers import Command, Manager, Run
+from mlx_isolate_supervisor.service.managers import NO_SESSION, Command, Manager, Run, lacks_session
 from mlx_isolate_supervisor.telemetry.status import Status
 
 POLL_S = 0.2
@@ -98,8 +98,9 @@ class Installer:
             done = self._run(command)
             may_fail = any(word.startswith(tuple(optional)) for word in command)
             if done.status != 0 and not may_fail:
-                said = done.output.strip().splitlines()
-                raise CommandError(f"{' '.join(command)}: {said[-1] if said else done.status}")
+                said = (done.output.strip() or f"status {done.status}").splitlines()[-1]
+                remedy = f"; {NO_SESSION}" if lacks_session(said) else ""
+                raise CommandError(f"{' '.join(command)}: {said}{remedy}")
 
     def _wait_ready(self, name: str, daemon: Daemon, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -18,6 +18,10 @@ from mlx_isolate_supervisor.service.plist import log_folder, plist_bytes, progra
 from mlx_isolate_supervisor.service.unit import program_of, unit_text
 
 Command = tuple[str, ...]
+# In a shell that systemd knows nothing of, as under su or in a container; its words have changed
+# over its versions.
+_NO_BUS = re.compile("Failed to connect to .*bus")
+NO_SESSION = "log in as this user, or run 'mlx-isolate serve' itself"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -255,6 +259,11 @@ def manager_here(platform: str = sys.platform) -> Manager:
     if platform == "linux":
         return Systemd(Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))
     raise CommandError(f"no service manager of {platform} is known; use systemd or launchd")
+
+
+def lacks_session(said: str) -> bool:
+    """Whether a manager's words mean that it knows nothing of this shell, as under su."""
+    return _NO_BUS.match(said) is not None
 
 
 def _text(path: Path) -> bytes:
