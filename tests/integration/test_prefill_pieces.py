@@ -72,6 +72,20 @@ def test_a_cold_fast_device_is_at_full_width_in_a_few_steps(tmp_path: Path) -> N
     assert [width for _, width in lane.prefills[:5]] == [128, 128, 512, 512, 2048]
 
 
+def test_who_leaves_before_any_of_its_prompt_has_run_takes_nobody_along(tmp_path: Path) -> None:
+    """mlx-lm hands out no row of a batch in which nothing has run: that ended the engine."""
+    lane = SimulatedLane(tmp_path, GPU, rehearsed=True, cached=True)
+    opening = lane.ask(300, 50)
+    while not lane.prefills:
+        lane.step()
+    lane.step()  # its first token is on its way, and a long prompt waits for that
+    held = lane.ask(5000, namespace="of its own")
+    lane.step()
+    lane.lane.drop(held.ticket)
+    lane.finish(opening)
+    assert lane.counters.active == 0
+
+
 def test_a_crowd_of_short_prompts_joins_in_one_pass(tmp_path: Path) -> None:
     lane = SimulatedLane(tmp_path, GPU, rehearsed=True)
     asked = [lane.ask(14) for _ in range(4)]

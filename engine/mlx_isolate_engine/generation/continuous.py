@@ -353,7 +353,7 @@ class ContinuousLane:
         """Take a row out of the batch before its end, and keep what its cache holds."""
         self._prefilling.pop(row.uid, None)
         self._decoding.pop(row.uid, None)
-        if self._reuse.is_on:
+        if self._reuse.is_on and row.has_run:
             cache, tokens = self._generator.remove([row.uid], return_prompt_caches=True)[row.uid]
             self._reuse.keep(row, tokens, cache, kind)
         else:

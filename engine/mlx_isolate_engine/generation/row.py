@@ -101,6 +101,11 @@ class Row:
         return len(self.plan.prompt.tokens) - self.reused - self.prefilled
 
     @property
+    def has_run(self) -> bool:
+        """Whether its cache holds anything; of one that does not, mlx-lm hands out nothing."""
+        return self.reused + self.prefilled + self.generated > 0
+
+    @property
     def length(self) -> int:
         """Tokens in its cache when all that is known so far has run."""
         return len(self.plan.prompt.tokens) + self.generated
