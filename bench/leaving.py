@@ -1,4 +1,4 @@
-"""The early end of a bench: SIGTERM unwinds it as Ctrl-C does, and nothing it started is left."""
+"""The early end of a bench: SIGTERM and Ctrl-C unwind it, and nothing it started is left."""
 
 import contextlib
 import signal
@@ -22,6 +22,9 @@ def leaving_nothing() -> Generator[None]:
     signal.signal(signal.SIGTERM, _leave)
     try:
         yield
+    except KeyboardInterrupt:
+        # It is what somebody wants, and no fault to show the stack of.
+        sys.exit(128 + signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, _stay)
         _end(psutil.Process().children(recursive=True))

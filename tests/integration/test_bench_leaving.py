@@ -15,8 +15,11 @@ BENCH = """
 import asyncio, subprocess, time
 from bench.leaving import leaving_nothing
 with leaving_nothing():
-    child = subprocess.Popen(["/bin/sh", "-c", "sleep 600 & echo $!; wait"])
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
     try:
+        print(child.stdout.readline(), end="", flush=True)
         {work}
     finally:
         print("unwound", flush=True)
@@ -32,18 +35,27 @@ NO_BENCH = {
 
 
 @pytest.mark.parametrize(
-    "work",
-    ["time.sleep(600)", "import uvloop; uvloop.run(asyncio.sleep(600))"],
+    ("number", "work"),
+    [
+        (signal.SIGTERM, "time.sleep(600)"),
+        (signal.SIGTERM, "import uvloop; uvloop.run(asyncio.sleep(600))"),
+        (signal.SIGINT, "import uvloop; uvloop.run(asyncio.sleep(600))"),
+    ],
 )
-def test_sigterm_unwinds_a_bench_and_ends_what_it_started(work: str) -> None:
+def test_a_signal_unwinds_a_bench_and_ends_what_it_started(
+    number: signal.Signals, work: str
+) -> None:
     bench = subprocess.Popen(
-        [sys.executable, "-c", BENCH.format(work=work)], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-c", BENCH.format(work=work)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert bench.stdout is not None
     left = psutil.Process(int(bench.stdout.readline()))
-    bench.send_signal(signal.SIGTERM)
-    assert bench.communicate(timeout=20)[0] == b"unwound\n"
-    assert bench.returncode == 128 + signal.SIGTERM
+    bench.send_signal(number)
+    assert bench.communicate(timeout=20) == (b"unwound\n", b"")
+    assert bench.returncode == 128 + number
     wait_for(lambda: has_ended(left), 10.0, "the process below its child ends")
 
 
