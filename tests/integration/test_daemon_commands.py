@@ -49,6 +49,11 @@ def test_ps_json_is_the_status_document(daemon: RunningDaemon) -> None:
     assert document["models"][0]["pid"] == daemon.status()["models"][0]["pid"]
 
 
+def test_the_address_of_an_openai_client_will_do(daemon: RunningDaemon) -> None:
+    outcome = run_command(daemon.home, "ps", "--url", f"{daemon.url}/v1/")
+    assert (outcome.returncode, outcome.stderr) == (OK, "")
+
+
 def test_status_tells_what_failed_and_why(daemon: RunningDaemon) -> None:
     outcome = daemon.command("status")
     assert outcome.returncode == OK, outcome.stderr

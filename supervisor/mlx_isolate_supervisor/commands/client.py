@@ -75,7 +75,7 @@ class Daemon:
     """Requests to one daemon.
 
     Args:
-        url: `http://host:port`, a path in front of ours allowed.
+        url: `http://host:port`, a path in front of ours allowed, and OpenAI's `/v1` behind it.
         api_key: sent as a bearer token.
 
     Raises:
@@ -96,7 +96,7 @@ class Daemon:
         self.host = parts.hostname
         self.port = port or (443 if parts.scheme == "https" else 80)
         self._secure = parts.scheme == "https"
-        self._prefix = parts.path.rstrip("/")
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> bytes:
