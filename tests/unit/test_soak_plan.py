@@ -78,3 +78,8 @@ def test_what_grows_is_found(name: str, by: int) -> None:
     level = getattr(sample(0.0), name)
     growing = tuple(sample(float(at), **{name: level + at // 30 * by}) for at in range(90))
     assert len(faults(record(("right",), samples=growing))) == 1
+
+
+def test_a_sample_while_all_are_dead_says_nothing_of_growth() -> None:
+    samples = tuple(sample(float(at), descriptors=47 if at == 40 else 62) for at in range(90))
+    assert faults(record(("right",), samples=samples)) == []
