@@ -44,8 +44,12 @@ def unread_bytes(transport: asyncio.Transport) -> int:
 
 
 def read_now(transport: asyncio.Transport) -> bytes:
-    """Some of what the connection holds; nothing where it holds nothing more, or is broken."""
+    """Some of what the connection holds; nothing where it holds nothing more, or has ended.
+
+    Raises:
+        OSError: it is broken, which the kernel tells once: the event loop hears of an end only.
+    """
     try:
         return os.read(_fd(transport), _LAST_READ_BYTES)
-    except OSError:
+    except BlockingIOError:
         return b""

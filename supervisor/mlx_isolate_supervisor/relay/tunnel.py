@@ -239,7 +239,10 @@ class Tunnel:
         """
         engine = self._engine
         while engine.takes_more and not self._client.is_full:
-            data = read_now(engine.transport)
+            try:
+                data = read_now(engine.transport)
+            except OSError:
+                break
             if not data:
                 break
             engine.data_received(data)

@@ -230,16 +230,13 @@ class EngineConnection(asyncio.Protocol):
         """
         self._is_doomed = True
         transport = self._transport
-        is_unread = (
-            self._start.is_unanswered
-            and transport is not None
-            and socket_state.unread_bytes(transport) > 0
-        )
-        self._read_rest()
-        if is_unread and self._start.is_unanswered:
-            self._break(RequestUnread("the engine died before it had read the request"))
-        elif not self._is_paused:
-            self._break(EngineGone("the engine died"))
+        if transport is None or transport.is_closing():
+            return  # The loop has read how it ended, and tells in its next turn.
+        is_unread = self._start.is_unanswered and socket_state.unread_bytes(transport) > 0
+        # Or it has closed it already, in this very turn of the loop.
+        is_unread = says_unread(self._read_rest()) or is_unread
+        if (is_unread and self._start.is_unanswered) or not self._is_paused:
+            self._note_end(is_unread)
 
     def close(self) -> None:
         """Close at once, dropping what was not sent; the engine takes it as a cancellation."""
@@ -284,38 +281,43 @@ class EngineConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Called by the event loop."""
-        self._break(EngineGone("the engine closed the connection"))
+        transport = self._transport
+        self._note_end(transport is not None and transport.get_write_buffer_size() > 0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._transport = None
-        if says_unread(exc) and self._start.is_unanswered:
-            self._break(RequestUnread("the engine closed before it had read the request"))
-        else:
-            self._break(EngineGone("the connection to the engine broke"))
+        self._note_end(says_unread(exc))
 
     # The rest is private.
+
+    def _note_end(self, is_unread: bool) -> None:
+        if is_unread and self._start.is_unanswered:
+            self._break(RequestUnread("the engine ended before it had read the request"))
+        else:
+            self._break(EngineGone("the connection to the engine ended"))
 
     def _has_hung_up(self) -> bool:
         return self._transport is None or socket_state.has_hung_up(self._transport)
 
     def _take_last(self) -> None:
-        """Hand out all that the engine wrote before it closed its end, full as the sink may be.
-
-        It is no more than a socket holds.
-        """
+        """Hand out what the engine wrote before its end, full as the sink may be: a socket's fill."""
         self._takes_all = True
         self._is_paused = False
         self._read_rest()
         self._break(ClientGivenUp("the engine closed while the client did not read"))
 
-    def _read_rest(self) -> None:
-        """Read what the connection holds, as far as the client takes it."""
+    def _read_rest(self) -> OSError | None:
+        """Read what the connection holds, as far as the client takes it; how it broke, if it did."""
         while self._transport is not None and self._broken is None and not self._is_paused:
-            data = socket_state.read_now(self._transport)
+            try:
+                data = socket_state.read_now(self._transport)
+            except OSError as error:
+                return error
             if not data:
-                return
+                break
             self.data_received(data)
+        return None
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -363,11 +365,7 @@ class EngineConnection(asyncio.Protocol):
             self._wake()
 
     async def _wait(self) -> None:
-        """Wait for the next wake-up.
-
-        Raises:
-            EngineGone | FramingError: the connection is broken.
-        """
+        """Wait for the next wake-up; raises what has broken the connection."""
         if self._broken is not None:
             raise self._broken
         self._waiter = asyncio.get_running_loop().create_future()

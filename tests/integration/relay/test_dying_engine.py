@@ -6,10 +6,11 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
-from mlx_isolate_supervisor.relay.engine_gone import RequestUnread
+from mlx_isolate_supervisor.relay.engine_gone import EngineGone, RequestUnread
 from mlx_isolate_supervisor.relay.limits import CONNECT_TRIES_MAX
 from mlx_isolate_supervisor.relay.upstream import EngineConnection
 from tests.integration.relay.client_side import Client
@@ -249,5 +250,80 @@ def test_an_engine_that_closed_before_it_was_written_to_has_read_nothing() -> No
             with pytest.raises(RequestUnread):
                 await connection.wait_head()
             connection.close()
+
+    run(scenario())
+
+
+@linux_only
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_death_that_is_known_just_after_the_kernel_closed_says_what_was_read(
+    is_read: bool,
+) -> None:
+    """The end of the process and that of its connections come in one turn of the loop."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig, deaf_engine(rig) as deaf:
+            loop = asyncio.get_running_loop()
+            path = rig.slot.engine.path
+            _, connection = await loop.create_unix_connection(EngineConnection, path)
+            side = await deaf.accept()
+            connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}")
+            if is_read:
+                assert side.recv(1 << 16).endswith(b"{}")
+            side.close()
+            connection.note_death()
+            with pytest.raises(EngineGone) as ended:
+                await connection.wait_head()
+            assert isinstance(ended.value, RequestUnread) is not is_read
+            connection.close()
+
+    run(scenario())
+
+
+class Closing:
+    """A transport that the loop has closed, or is about to, with so many bytes not written."""
+
+    def __init__(self, *, unsent: int = 0) -> None:
+        self._unsent = unsent
+
+    def write(self, data: bytes) -> None:
+        """Take it."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent
+
+    def abort(self) -> None:
+        """It is closed."""
+
+
+def begun(transport: Closing) -> EngineConnection:
+    """A connection on which a request has been sent."""
+    connection = EngineConnection()
+    connection.connection_made(cast(asyncio.Transport, transport))
+    connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n", b"{}")
+    return connection
+
+
+@linux_only
+def test_a_death_that_is_known_between_a_reset_and_its_telling_leaves_that_its_word() -> None:
+    async def scenario() -> None:
+        connection = begun(Closing())
+        connection.note_death()
+        connection.connection_lost(ConnectionResetError())
+        with pytest.raises(RequestUnread):
+            await connection.wait_head()
+
+    run(scenario())
+
+
+def test_an_end_before_all_of_a_request_was_written_leaves_it_unread() -> None:
+    async def scenario() -> None:
+        connection = begun(Closing(unsent=2))
+        connection.eof_received()
+        with pytest.raises(RequestUnread):
+            await connection.wait_head()
 
     run(scenario())
