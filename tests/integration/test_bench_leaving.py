@@ -14,6 +14,12 @@ from tests.waiting import wait_for
 BENCH = """
 import asyncio, subprocess, time
 from bench.leaving import leaving_nothing
+def rest():
+    print("begun", flush=True)
+    time.sleep(600)
+async def rest_on_a_loop():
+    print("begun", flush=True)
+    await asyncio.sleep(600)
 with leaving_nothing():
     child = subprocess.Popen(
         ["/bin/sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True
@@ -37,9 +43,9 @@ NO_BENCH = {
 @pytest.mark.parametrize(
     ("number", "work"),
     [
-        (signal.SIGTERM, "time.sleep(600)"),
-        (signal.SIGTERM, "import uvloop; uvloop.run(asyncio.sleep(600))"),
-        (signal.SIGINT, "import uvloop; uvloop.run(asyncio.sleep(600))"),
+        (signal.SIGTERM, "rest()"),
+        (signal.SIGTERM, "import uvloop; uvloop.run(rest_on_a_loop())"),
+        (signal.SIGINT, "import uvloop; uvloop.run(rest_on_a_loop())"),
     ],
 )
 def test_a_signal_unwinds_a_bench_and_ends_what_it_started(
@@ -53,6 +59,8 @@ def test_a_signal_unwinds_a_bench_and_ends_what_it_started(
     )
     assert bench.stdout is not None
     left = psutil.Process(int(bench.stdout.readline()))
+    # Before that, a coroutine may be there that nothing has awaited yet.
+    assert bench.stdout.readline() == b"begun\n"
     bench.send_signal(number)
     assert bench.communicate(timeout=20) == (b"unwound\n", b"")
     assert bench.returncode == 128 + number
