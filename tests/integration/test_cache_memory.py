@@ -177,7 +177,6 @@ def test_a_batch_row_is_kept_alone_and_with_one_tensor_to_spare(heads: int) -> N
     assert mx.get_active_memory() - nothing <= size + SLACK, "the batch is still held"
 
 
-@pytest.mark.case("26")
 @pytest.mark.parametrize("rounded", [0, 16 << 10])
 def test_a_row_is_copied_once_where_buffers_are_rounded(
     rounded: int, monkeypatch: pytest.MonkeyPatch
@@ -196,6 +195,7 @@ def test_a_row_is_copied_once_where_buffers_are_rounded(
     assert not copied
 
 
+@pytest.mark.case("26")
 def test_the_byte_cap_bounds_what_distinct_prompts_leave_behind(tmp_path: Path) -> None:
     cap = 8 << 20
     made = PromptCache(entries_max=1000, bytes_max=cap)
