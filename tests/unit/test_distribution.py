@@ -25,7 +25,7 @@ def test_files_that_share_run_as_one_and_others_alone() -> None:
     assert scope_of("tests/unit/test_idle.py::test_a") == "tests/unit/test_idle.py"
 
 
-def test_the_longest_come_first_those_that_want_to_be_alone_last_and_a_scope_stays_together() -> None:
+def test_the_longest_come_first_and_those_alone_last_and_a_scope_stays_together() -> None:
     tests = [
         "tests/e2e/test_abuse.py::a",
         "tests/unit/test_idle.py::a",
