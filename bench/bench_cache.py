@@ -2,8 +2,9 @@
 
 Legs: cold prefill, RAM hit, SSD hit in the same process (RAM emptied), restart (a new store over
 the same directory, after a flush whose evidence is printed); and the first, second and fourth with
-the SSD tier off, so that what it costs and what it saves stand side by side. Rivals in the same run, on the same
-entry: mlx-lm's save_prompt_cache and load_prompt_cache, and a plain sequential read of the file.
+the SSD tier off, so that what it costs and what it saves stand side by side. Rivals in the same
+run, on the same entry: mlx-lm's save_prompt_cache and load_prompt_cache, and a plain sequential
+read of the file.
 
 Run `python -m bench.bench_cache` (seconds) or with `--real` (a larger model and a long prompt),
 `--model FOLDER` for one of your own. Does not measure: the HTTP path, several rows at once, other
@@ -261,12 +262,16 @@ def _rivals(bench: Bench, place: Path, runs: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the parameters, the legs and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--real", action="store_true", help="larger model, longer prompt")
     parser.add_argument("--model", type=Path, help="a model folder of your own")
-    parser.add_argument("--tokens", type=int)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--tokens", type=int, help="length of the prompt (600; 3000 for a larger model)"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="times each leg runs (default 5)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args(argv)
     tokens = arguments.tokens or (3000 if arguments.real or arguments.model else 600)
     spec = arguments.model or (REAL if arguments.real else SMALL)

@@ -97,11 +97,13 @@ def run(spec: ModelSpec | Path, pairs: int, tokens: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the parameters and the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of chats (default 20)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of an answer (default 200)")
     parser.add_argument("--model", type=Path, help="a model folder of your own")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args(argv)
     results = run(arguments.model or SLOW, arguments.pairs, arguments.tokens)
     results |= machine("mlx", "mlx-lm")

@@ -126,11 +126,19 @@ def run(count: int, tokens: int, runs: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a line for each number of files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, nargs="+", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--files",
+        type=int,
+        nargs="+",
+        default=[10, 100, 1000, 10_000],
+        help="numbers of files (default 10 100 1000 10000)",
+    )
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens of a file (default 2000)")
+    parser.add_argument("--runs", type=int, default=3, help="times each leg runs (default 3)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args(argv)
     results = [run(count, arguments.tokens, arguments.runs) for count in arguments.files]
     facts = machine("mlx-lm")

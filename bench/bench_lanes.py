@@ -61,10 +61,14 @@ async def run(folder: Path, size: Size) -> tuple[Pair, Pair]:
 
 def main(arguments: list[str] | None = None) -> tuple[Pair, Pair]:
     """Print both ratios; with --json also write them to a file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
-    parser.add_argument("--rounds", type=int, help="turns of each lane that count")
+    parser.add_argument(
+        "--rounds", type=int, help=f"turns of each lane that count (default {REAL.rounds})"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     base = SMALL if options.small else REAL

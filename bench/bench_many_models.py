@@ -122,7 +122,9 @@ def table(results: dict[int, Figures]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Measure, print the table, fail where a page is too slow."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)

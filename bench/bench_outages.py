@@ -41,7 +41,7 @@ from bench.machine import machine
 from bench.paired import Pair, compare
 from bench.serving_calls import Caller
 from bench.serving_load import prompt, turn
-from bench.serving_rivals import MLX_LM, OURS, Rival, memory_bytes, ours, theirs
+from bench.serving_rivals import MLX_LM, OURS, RIVALS, Rival, memory_bytes, ours, theirs
 
 SERVING_S = 60.0
 # Longest time in which what was left is worked off.
@@ -60,16 +60,7 @@ MEMORY_WORDS = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
-
-    Attributes:
-        hidden: width of the random model.
-        layers: its depth.
-        long_words: length of the long prompt; about 6 tokens a word.
-        left_tokens: length of an answer whose client leaves.
-        rounds: turns that each rival takes.
-        requests: requests before memory is read; a multiple of MEMORY_CLIENTS.
-    """
+    """How much is measured; MEANINGS says of what."""
 
     hidden: int
     layers: int
@@ -79,6 +70,14 @@ class Size:
     requests: int
 
 
+MEANINGS = {
+    "hidden": "width of the random model",
+    "layers": "depth of the random model",
+    "long_words": "words of the long prompt, each about 6 tokens",
+    "left_tokens": "tokens of an answer whose client leaves",
+    "rounds": "turns that each rival takes",
+    "requests": f"requests before memory is read, a multiple of {MEMORY_CLIENTS}",
+}
 SMALL = Size(hidden=64, layers=2, long_words=60, left_tokens=200, rounds=1, requests=8)
 REAL = Size(hidden=512, layers=8, long_words=400, left_tokens=400, rounds=5, requests=500)
 
@@ -256,12 +255,18 @@ def table(pairs: dict[str, Pair], rival: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Measure, print the table, write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
-    parser.add_argument("--rival", default=MLX_LM, help="NAME or NAME=PROGRAM")
-    for field in dataclasses.fields(Size):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=int, help="another of this than the size has")
+    parser.add_argument(
+        "--rival",
+        default=MLX_LM,
+        help=f"{', '.join(RIVALS)}, or NAME=PROGRAM where its program is not on the path",
+    )
+    for name, what in MEANINGS.items():
+        default = f"{what} (default {getattr(REAL, name)})"
+        parser.add_argument("--" + name.replace("_", "-"), type=int, help=default)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     asked = {name: value for name, value in vars(options).items() if name in Size.__annotations__}

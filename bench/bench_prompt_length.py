@@ -78,11 +78,17 @@ def table(pairs: dict[int, Pair]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Measure, print the table, write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
-    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of prompts")
-    parser.add_argument("--rounds", type=int, help="turns of each length")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", help=f"lengths of prompts (default {REAL[2]})"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help=f"turns of each rival at a length (default {REAL[3]})"
+    )
     parser.add_argument("--new-lengths", action="store_true", help="each turn is a word longer")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)

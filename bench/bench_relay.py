@@ -234,9 +234,16 @@ def run(sizes: Sizes) -> Result:
 
 def main() -> int:
     """Measure, print, write; 1 when a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write everything that was found here")
-    parser.add_argument("--rounds", type=int, default=Sizes().rounds)
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=Sizes().rounds,
+        help="turns of each rival (default %(default)s)",
+    )
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
     given = parser.parse_args()
     sizes = SMALL if given.small else Sizes(rounds=given.rounds)

@@ -199,10 +199,12 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, print, and fail where the promise is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--model", type=Path, help="a model's folder")
-    parser.add_argument("--json", metavar="FILE")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=10, help="kills of each rival (default 10)")
+    parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here")
     args = parser.parse_args()
     report = run(args.kills, args.model)
     print("\n".join(lines(report)))

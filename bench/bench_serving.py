@@ -1,9 +1,10 @@
 """Whether chats through the daemon are as fast as through a rival, on one model in one run.
 
-Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a fixed
-length side by side. The rivals take turns, so that a machine that slows down slows both, and the ratio is
-of both turns of a round. Cold turns send prompts that no cache has seen, of mixed lengths; warm ones share a long system prompt. Not
-measured: quality of text, long contexts, other samplers, memory.
+Both serve one model of random weights (or a folder of yours); clients stream greedy chats of a
+fixed length side by side. The rivals take turns, so that a machine that slows down slows both, and
+the ratio is of both turns of a round. Cold turns send prompts that no cache has seen, of mixed
+lengths; warm ones share a long system prompt. Not measured: quality of text, long contexts, other
+samplers, memory.
 
     python -m bench.bench_serving                     # the real size
     python -m bench.bench_serving --small             # the size that the tests run
@@ -24,7 +25,7 @@ from bench.leaving import leaving_nothing
 from bench.machine import machine
 from bench.paired import compare
 from bench.serving_load import Turn, prompt, turn
-from bench.serving_rivals import MLX_LM, Rival, ours, theirs
+from bench.serving_rivals import MLX_LM, RIVALS, Rival, ours, theirs
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,34 @@ def table(results: list[Comparison], rival: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Measure, print the table, write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
-    parser.add_argument("--hidden", type=int, help="width of the random model")
-    parser.add_argument("--layers", type=int, help="depth of the random model")
-    parser.add_argument("--clients", type=int, nargs="+", help="numbers of clients side by side")
-    parser.add_argument("--rounds", type=int, help="turns of each rival that count")
-    parser.add_argument("--warm-ups", type=int, help="turns of each rival before those")
-    parser.add_argument("--rival", default=MLX_LM, help="NAME or NAME=PROGRAM")
+    parser.add_argument(
+        "--hidden", type=int, help=f"width of the random model (default {REAL.hidden})"
+    )
+    parser.add_argument(
+        "--layers", type=int, help=f"depth of the random model (default {REAL.layers})"
+    )
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        help=f"numbers of clients side by side (default {REAL.clients})",
+    )
+    parser.add_argument(
+        "--rounds", type=int, help=f"turns of each rival that count (default {REAL.rounds})"
+    )
+    parser.add_argument(
+        "--warm-ups", type=int, help=f"turns of each rival before those (default {REAL.warm_ups})"
+    )
+    parser.add_argument(
+        "--rival",
+        default=MLX_LM,
+        help=f"{', '.join(RIVALS)}, or NAME=PROGRAM where its program is not on the path",
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     base = SMALL if options.small else REAL

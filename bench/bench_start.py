@@ -138,9 +138,11 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, print, and fail where a promise is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--json", metavar="FILE")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--starts", type=int, default=10, help="starts of each rival (default 10)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here")
     args = parser.parse_args()
     report = run(args.starts)
     print("\n".join(lines(report)))

@@ -200,10 +200,12 @@ def summarize(rows: int, tokens: int, pairs: list[tuple[Span, Span]]) -> Result:
 
 def main(arguments: list[str] | None = None) -> list[Result]:
     """Print the table; with --json also write it to a file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="the size that the tests run")
     parser.add_argument("--model", type=Path, help="a model folder instead of random weights")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     size = SMALL if options.small else REAL
     print("; ".join(f"{name} {value}" for name, value in machine("mlx", "mlx-lm").items()))

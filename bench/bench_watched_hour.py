@@ -346,7 +346,9 @@ def lines(result: Result) -> list[str]:
 
 def main() -> int:
     """Run, print; the exit status says whether every reader has every event and nothing broke."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--json", metavar="FILE", help="write the figures here as well")
     parser.add_argument("--small", action="store_true", help="the size that the tests run")

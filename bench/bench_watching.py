@@ -1,10 +1,10 @@
 """What watching costs the supervisor: 50 event readers and an open page, beside nobody looking.
 
-`python -m bench.bench_watching [--rounds N] [--json FILE] [--small]`. A daemon over a made-up engine
-streams answers at a fixed rate; rounds with and without watchers alternate. The page is a reader that also
-asks for /status every second and for /history every five, as the real one does. Not measured: a
-browser's own drawing, networks other than loopback, a generating engine's competition for the
-cores.
+`python -m bench.bench_watching [--rounds N] [--json FILE] [--small]`. A daemon over a made-up
+engine streams answers at a fixed rate; rounds with and without watchers alternate. The page is a
+reader that also asks for /status every second and for /history every five, as the real one does.
+Not measured: a browser's own drawing, networks other than loopback, a generating engine's
+competition for the cores.
 """
 
 import argparse
@@ -226,9 +226,13 @@ def _spread(values: list[float], digits: int = 1) -> str:
 
 def main() -> int:
     """Run, print, and say by the exit status whether every reader got every event."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here as well")
-    parser.add_argument("--rounds", type=int, default=Sizes().rounds, help="pairs of rounds")
+    parser.add_argument(
+        "--rounds", type=int, default=Sizes().rounds, help="pairs of rounds (default %(default)s)"
+    )
     parser.add_argument("--small", action="store_true", help="the size that the tests run")
     args = parser.parse_args()
     result = run(SMALL if args.small else Sizes(rounds=args.rounds))

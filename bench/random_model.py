@@ -66,9 +66,13 @@ def _random(array: Any) -> Any:
 
 def main(arguments: list[str]) -> int:
     """Build one."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", choices=sorted(SIZES), default="1b")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where to, about 3 GB for 1b and 16 GB for 8b")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="1b", help="of which model (default 1b)"
+    )
     options = parser.parse_args(arguments)
     print(build(options.folder, options.size))
     return 0

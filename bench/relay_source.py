@@ -131,10 +131,10 @@ def main() -> None:
     """Speak the spawn contract as far as a bench needs it."""
     parser = argparse.ArgumentParser()
     for name in ("--id", "--incarnation"):
-        parser.add_argument(name, required=True)
+        parser.add_argument(name, required=True, help="of the spawn contract")
     for name in ("--spec-fd", "--report-fd", "--lifeline-fd"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--nice", type=int, default=0)
+        parser.add_argument(name, type=int, required=True, help="of the spawn contract")
+    parser.add_argument("--nice", type=int, default=0, help="of the spawn contract")
     given = parser.parse_args()
     os.nice(given.nice)
     with os.fdopen(given.spec_fd, "rb") as lines:

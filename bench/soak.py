@@ -155,12 +155,28 @@ def soak(plan: Plan) -> Record:
 
 def main() -> int:
     """Run, print the record, and fail if a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--request-every", type=float, default=0.7, help="mean seconds")
-    parser.add_argument("--kill-every", type=float, default=20.0, help="mean seconds")
-    parser.add_argument("--reload-every", type=float, default=60.0, help="mean seconds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(2**32),
+        help="fixes what is done and when (default: a random one, which is printed)",
+    )
+    parser.add_argument(
+        "--request-every",
+        type=float,
+        default=0.7,
+        help="mean seconds between requests (default 0.7)",
+    )
+    parser.add_argument(
+        "--kill-every", type=float, default=20.0, help="mean seconds between deaths (default 20)"
+    )
+    parser.add_argument(
+        "--reload-every", type=float, default=60.0, help="mean seconds between reloads (default 60)"
+    )
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()
     plan = make_plan(

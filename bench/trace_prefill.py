@@ -51,10 +51,23 @@ def _trace(folder: Path, speed: Speed, lengths: list[int], *, rehearsed: bool, b
 
 def main(argv: list[str] | None = None) -> None:
     """Print the pieces of some prompts, alone and in crowds, beside a stream and without one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens-per-s", type=float)
-    parser.add_argument("--pass-ms", type=float, default=5.0)
-    parser.add_argument("--new-shape-ms", type=float, default=0.0)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens-per-s",
+        type=float,
+        help="speed of the device (default: two made-up ones, a fast GPU and a small CPU)",
+    )
+    parser.add_argument(
+        "--pass-ms", type=float, default=5.0, help="what any pass takes besides, ms (default 5)"
+    )
+    parser.add_argument(
+        "--new-shape-ms",
+        type=float,
+        default=0.0,
+        help="what the first pass of each shape takes besides, ms (default 0)",
+    )
     arguments = parser.parse_args(argv)
     speeds = {"fast GPU": (FAST_GPU, True), "small CPU": (SMALL_CPU, False)}
     if arguments.tokens_per_s is not None:

@@ -87,3 +87,12 @@ def test_init_files_hold_one_docstring() -> None:
     for path in PYTHON:
         if path.name == "__init__.py":
             assert len(ast.parse(path.read_text()).body) == 1, path
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PYTHON if path.parent.name == "bench"], ids=lambda path: path.name
+)
+def test_each_flag_of_a_bench_says_what_it_is(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
+            assert "help" in {word.arg for word in node.keywords}, ast.unparse(node)
