@@ -183,6 +183,7 @@ class Relay:
                 lease.on_death(connection.note_death)
                 answer = await conversation.wait_head(may_return=tries < CONNECT_TRIES_MAX)
                 if answer is None:
+                    self._pool.drop(lease.socket_path)
                     exchange.leased_s = None
                     continue
                 del body

@@ -46,12 +46,18 @@ class EnginePool:
             connection.close()
         self._forget_dead()
 
+    def drop(self, socket_path: str) -> None:
+        """Close an engine's idle connections: it has closed one without reading what was sent.
+
+        The kernel closes those of a dead engine one after the other, so others may look open.
+        """
+        for _, connection in self._idle.pop(socket_path, []):
+            connection.close()
+
     def close(self) -> None:
         """Close every idle connection."""
-        for idle in self._idle.values():
-            for _, connection in idle:
-                connection.close()
-        self._idle.clear()
+        for path in tuple(self._idle):
+            self.drop(path)
 
     def _forget_dead(self) -> None:
         """Drop the sockets of engines that are gone; a daemon outlives thousands of them."""

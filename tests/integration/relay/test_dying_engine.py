@@ -220,6 +220,33 @@ def test_engines_that_never_read_fail_the_request_in_the_end() -> None:
     run(scenario())
 
 
+@linux_only
+def test_no_other_kept_connection_of_an_engine_that_closed_one_unread_is_used() -> None:
+    """The kernel closes those of a dead engine one after the other."""
+
+    async def scenario() -> None:
+        async with make_rig() as rig:
+            (first, kept), (_, used) = await rig.ask(), await rig.ask()
+            for side in (kept, used):
+                await side.send(whole(b"{}"))
+                assert await rig.slot.outcome() == "answered"
+                side.pause()
+            assert (await first.read_answer()).status == 200
+            await first.post(b'{"x":1}')
+            await wait_until(lambda: len(rig.slot.leases) == 3, 5, "a place was given")
+            await wait_until(lambda: rig.slot.leases[2].is_watched, 5, "the request is out")
+            used.reset()
+            assert await rig.slot.outcome() == "returned"
+            kept.resume()
+            await soon(kept.wait_closed_by_relay())
+            side = await soon(rig.engine.accept())
+            assert (await soon(side.read_request()))[1] == b'{"x":1}'
+            await side.send(whole(b"{}"))
+            assert (await first.read_answer()).status == 200
+
+    run(scenario())
+
+
 def test_a_connection_that_ended_before_the_request_was_sent_has_carried_nothing() -> None:
     async def scenario() -> None:
         async with make_rig() as rig:
