@@ -182,6 +182,19 @@ def test_an_unknown_kind_stays_in_ram_and_is_never_cut() -> None:
     assert len(again[0].lists) == 3
 
 
+@pytest.mark.parametrize("attribute", [mx.float16, mx.compile(mx.abs), mx.default_stream(mx.cpu)])
+def test_an_unknown_kind_that_cannot_be_copied_is_not_kept(attribute: Any) -> None:
+    """What a model's own code holds is not ours to know; it must not end the engine."""
+    Newer: Any = type("Newer", (KVCache,), {"held": None})
+    part = Newer()
+    feed([part], TOKENS[:12], 0)
+    part.held = attribute
+    cache = _cache()
+    cache.put(TOKENS[:12], [part], "n", "prompt")
+    assert cache.entries() == []
+    assert cache.take(TOKENS, "n") == (None, 0)
+
+
 def test_checkpoints_are_wanted_where_cutting_is_not_certain() -> None:
     cache = _cache()
     wanted = {name: cache.wants_checkpoint(make()) for name, make in KINDS.items()}

@@ -5,6 +5,7 @@ any thread. Nobody outside knows how many tiers there are. A cache that cannot b
 never an error.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,10 @@ from mlx_isolate_engine.cache.token_index import Match, key_length, token_key
 from mlx_isolate_engine.cache.write_behind import FlushEvidence
 from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_engine.unused_memory import give_back
+from mlx_isolate_shared.errors import CacheError
 from mlx_isolate_shared.wire import CacheFigures
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ class PromptCache:
         self._hit_tokens = 0
         self._misses: Counter[str] = Counter()
         self.last_take = TakeFacts(tier="none", tokens=0)
+        self._warned = False
         self._cold = None if cold is None else ColdSide(cold, self._demote)
         if self._cold is not None:
             self._cold.start()
@@ -157,8 +162,9 @@ class PromptCache:
 
         Evaluates what it keeps, tensor by tensor, as array objects of its own: the caller may go
         on writing to `cache`. Where a cache knows its position, tokens that it has not seen are
-        left off and rows that ran ahead are cut; where its parts disagree it is not kept. A purely
-        recurrent state knows no position: there `tokens` must be exactly what it has seen.
+        left off and rows that ran ahead are cut; where its parts disagree it is not kept, nor where
+        one is of an unknown kind that cannot be copied. A purely recurrent state knows no position:
+        there `tokens` must be exactly what it has seen.
 
         Args:
             tokens: what the model has seen of prompt and generated tokens, in order.
@@ -168,7 +174,13 @@ class PromptCache:
         length = kinds.usable_length(len(tokens), cache)
         if length is None:
             return
-        kept = snapshot.keep(cache, length)
+        try:
+            kept = snapshot.keep(cache, length)
+        except CacheError as error:
+            if not self._warned:  # one line, since it is so with every completion
+                self._warned = True
+                log.warning("cache.not_kept cause=%s", error)
+            return
         entry = Entry(
             namespace=namespace,
             key=token_key(tokens[:length]),

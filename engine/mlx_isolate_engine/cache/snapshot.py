@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from mlx_isolate_engine.cache.kinds import TABLE, leaves, position
+from mlx_isolate_shared.errors import CacheError
 
 # Bytes that do not matter: a copy of them costs nothing, and pinning them does not either.
 _ALREADY_SMALL = 64 * 1024
@@ -127,8 +128,18 @@ def _keep_leaf(part: Any, length: int, keeping: _Keeping) -> Any:
             if part.offset > length:
                 keeping.at_last(partial(kept.trim, part.offset - length))
     else:
+        kept = _copy_of_unknown(part)
+    return kept
+
+
+def _copy_of_unknown(part: Any) -> Any:
+    try:
         kept = copy.deepcopy(part)
-        mx.eval(list(arrays_of([kept])))
+        arrays = list(arrays_of([kept]))
+    except Exception as error:
+        # Code of the model's own, which may hold what cannot be copied: a dtype will do.
+        raise CacheError(f"{type(part).__name__} cannot be copied: {error}") from error
+    mx.eval(arrays)
     return kept
 
 
@@ -149,6 +160,9 @@ def keep(cache: Sequence[Any], length: int) -> list[Any]:
     Args:
         cache: one row, of any kinds; leaves ahead of `length` are cut (see kinds.usable_length).
         length: tokens.
+
+    Raises:
+        CacheError: it holds a kind that is not known, and that cannot be copied.
     """
     keeping = _Keeping()
     kept = _keep_parts(cache, length, keeping)

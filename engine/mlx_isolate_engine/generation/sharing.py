@@ -10,6 +10,7 @@ from mlx_isolate_engine.cache import snapshot
 from mlx_isolate_engine.cache.prompt_cache import TakeFacts
 from mlx_isolate_engine.generation.reuse import Found
 from mlx_isolate_engine.generation.row import Row
+from mlx_isolate_shared.errors import CacheError
 
 
 class _Prefilled:
@@ -38,7 +39,10 @@ class SharedPrefills:
     def keep(self, row: Row, cache: Sequence[Any], length: int) -> None:
         """A row's prompt has run but for its last token."""
         assert row.plan.group is not None
-        kept = snapshot.keep(cache, length)
+        try:
+            kept = snapshot.keep(cache, length)
+        except CacheError:
+            return  # each runs it for itself
         self._kept[row.plan.group] = _Prefilled(kept, length, row.plan.choices - 1)
 
     def take(self, row: Row) -> Found | None:
