@@ -178,6 +178,32 @@ def test_a_prompt_that_ends_in_a_think_block_begins_in_reasoning(model_folder: F
     assert subject.build(chat(user("x"))).initial_state == "normal"
 
 
+def test_a_think_marker_that_a_message_quotes_begins_no_reasoning(model_folder: Folder) -> None:
+    subject = builder(model_folder, "thinking")
+    quoted = "what does <think> do?"
+    said = {"role": "assistant", "content": "<think> opens"}
+    for messages in (
+        [user(quoted)],
+        [user("x <think>")],
+        [{"role": "system", "content": quoted}, user("x")],
+        [user("x"), said, user("y")],
+    ):
+        assert subject.build(chat(*messages)).initial_state == "normal"
+        opened = chat(*messages, template_kwargs={"open_thinking": True})
+        assert subject.build(opened).initial_state == "reasoning"
+    # An answer that goes on does so in the state that it had, whatever was quoted before it.
+    go_on = {"continue_final_message": True}
+    for text, state in (
+        ("ab", "normal"),
+        ("<think>ab", "reasoning"),
+        ("<think>ab</think>c", "normal"),
+    ):
+        cut = {"role": "assistant", "content": text}
+        arguments = go_on | {"keep_thinking": True}
+        built = subject.build(chat(user(quoted), cut, template_kwargs=arguments))
+        assert built.initial_state == state
+
+
 def test_checkpoints_lie_at_the_ends_of_system_and_history(model_folder: Folder) -> None:
     subject = builder(model_folder)
     messages = [

@@ -5,7 +5,7 @@ text stay text: they cannot forge a turn.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -116,7 +116,9 @@ class PromptBuilder:
         text = self._render(messages, tools, arguments, chat.param)
         self._check_fits(text, chat.param)
         tokens = self._encode(text, is_rendered=True, param=chat.param)
-        state, tail = self._thinking(tokens)
+        state, tail = self._thinking(
+            tokens, lambda: self._answer_begun(messages, tools, arguments, text)
+        )
         checkpoints = self._checkpoints(messages, tools, arguments, text, tokens)
         if tail is not None:
             checkpoints.append(Checkpoint(end=tail, kind="prompt"))
@@ -194,7 +196,9 @@ class PromptBuilder:
         if least > self._context_length:
             raise context_length_exceeded(least, self._context_length, param, at_least=True)
 
-    def _thinking(self, tokens: list[int]) -> tuple[str, int | None]:
+    def _thinking(
+        self, tokens: list[int], answer_begun: Callable[[], str]
+    ) -> tuple[str, int | None]:
         """The state in which the answer begins, and where a think block at the end opens."""
         initial = self._tokenizer.response_initial_state
         state = "normal" if initial is None else str(initial)
@@ -202,9 +206,35 @@ class PromptBuilder:
             return state, None
         opens = self._tokenizer.rfind_think_start(tokens)
         if opens > self._tokenizer.rfind_think_end(tokens) and initial is None:
-            state = "reasoning"
+            # Not so where a message does no more than name the marker: then all of the answer
+            # would be taken for reasoning.
+            answer = answer_begun()
+            start, end = self._tokenizer.think_start, self._tokenizer.think_end
+            if answer.rfind(start) > answer.rfind(end):
+                state = "reasoning"
         is_tail = 0 < opens and opens >= len(tokens) - THINK_TAIL_TOKENS
         return state, opens if is_tail else None
+
+    def _answer_begun(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        arguments: dict[str, Any],
+        text: str,
+    ) -> str:
+        """The end of `text` that is the answer's and no other message's; all where unknown."""
+        arguments = dict(arguments)
+        if arguments.pop("continue_final_message", False):
+            messages = [*messages[:-1], messages[-1] | {"content": ""}]
+        try:
+            before = self._render(messages, tools, arguments | {"add_generation_prompt": False})
+        except RequestError:
+            return text
+        shared = _shared_length(text, before)
+        if shared == len(text):  # the template opens the answer without being asked
+            return text
+        # A marker may begin like what ends a turn, and lie on both sides of the boundary.
+        return text[max(0, shared - len(self._tokenizer.think_start) + 1) :]
 
     def _checkpoints(
         self,
