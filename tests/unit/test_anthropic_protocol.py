@@ -239,6 +239,24 @@ def test_conversation_with_tools_becomes_template_messages() -> None:
     )
 
 
+def test_tool_results_stay_between_the_texts_around_them() -> None:
+    texts = [{"type": "text", "text": text} for text in "abc"]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "42"}
+    assert messages_of({"role": "user", "content": [*texts, result, *texts]}) == (
+        {"role": "user", "content": "abc"},
+        {"role": "tool", "content": "42", "tool_call_id": "t1"},
+        {"role": "user", "content": "abc"},
+    )
+    assert messages_of({"role": "user", "content": []}) == ({"role": "user", "content": ""},)
+
+
+def test_time_for_a_turn_grows_with_its_blocks_and_not_their_square() -> None:
+    # Time that grows with the square would be minutes.
+    block = {"type": "text", "text": "x" * 60}
+    (turn,) = messages_of({"role": "user", "content": [block] * 250_000})
+    assert len(turn["content"]) == 60 * 250_000
+
+
 @pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]])
 def test_an_empty_system_prompt_is_none(system: Any) -> None:
     assert messages_of(USER, system=system) == messages_of(USER)

@@ -194,6 +194,42 @@ def test_items_sent_back_make_the_same_conversation_as_the_kept_one() -> None:
     assert messages_of(sent.completions[0]) == messages_of(kept.completions[0])
 
 
+def test_texts_and_calls_that_follow_each_other_are_one_turn_whatever_their_order() -> None:
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    items = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"role": "assistant", "content": "a"},
+        {**call, "call_id": "1"},
+        {"role": "assistant", "content": "b"},
+        {**call, "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+        {"role": "assistant", "content": ""},
+    ]
+    function = {"name": "f", "arguments": {}}
+    assert messages_of(parse(input=items)) == (
+        {
+            "role": "assistant",
+            "content": "ab",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"type": "function", "function": function, "id": "1"},
+                {"type": "function", "function": function, "id": "2"},
+            ],
+        },
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+        {"role": "assistant", "content": ""},
+    )
+
+
+def test_time_for_a_turn_grows_with_its_items_and_not_their_square() -> None:
+    # Time that grows with the square would be minutes.
+    text = {"role": "assistant", "content": "x" * 60}
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    (turn,) = messages_of(parse(input=[text] * 100_000 + [call] * 100_000))
+    assert len(turn["content"]) == 60 * 100_000
+    assert len(turn["tool_calls"]) == 100_000
+
+
 def test_response_that_is_not_kept_is_refused_clearly() -> None:
     store = ResponseStore()
     whole(parse_all(store, store=False), [ContentDelta(text="a")])

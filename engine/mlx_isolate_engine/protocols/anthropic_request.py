@@ -291,18 +291,22 @@ def _template_call(block: Block, param: str) -> dict[str, Any]:
 def _user_turn(role: str, blocks: Sequence[Block], param: str) -> list[dict[str, Any]]:
     """Tool results as messages of their own, and the texts between them joined, in order."""
     plain: list[dict[str, Any]] = []
+    texts: list[str] = []
     for index, block in enumerate(blocks):
         place = f"{param}[{index}]"
         if block.type == "tool_result":
+            if texts:
+                plain.append({"role": role, "content": "".join(texts)})
+                texts = []
             result = {"role": "tool", "content": _joined(block.content or "", f"{place}.content")}
             if block.tool_use_id is not None:
                 result["tool_call_id"] = block.tool_use_id
             plain.append(result)
-        elif plain and plain[-1]["role"] == role:
-            plain[-1]["content"] += _text_of(block, place)
         else:
-            plain.append({"role": role, "content": _text_of(block, place)})
-    return plain or [{"role": role, "content": ""}]
+            texts.append(_text_of(block, place))
+    if texts or not plain:
+        plain.append({"role": role, "content": "".join(texts)})
+    return plain
 
 
 def _joined(content: str | Sequence[Block], param: str) -> str:

@@ -128,16 +128,55 @@ def template_input(
         raise RequestError("'input' is required and may not be empty.", param="input")
     if isinstance(items, str):
         return (*before, {"role": "user", "content": items})
-    plain = list(before)
+    conversation = _Conversation(before)
     for index, item in enumerate(items):
-        _add_item(plain, item, f"input[{index}]")
-    return tuple(plain)
+        _add_item(conversation, item, f"input[{index}]")
+    return conversation.ended()
 
 
-def _add_item(plain: list[dict[str, Any]], item: InputItem, param: str) -> None:
+class _Conversation:
+    """Messages, and what goes into the assistant turn at their end.
+
+    That is joined once, when the turn ends: joined item by item, a turn of many items would take
+    time that grows with their square.
+    """
+
+    def __init__(self, before: Sequence[dict[str, Any]]) -> None:
+        self._messages = list(before)
+        self._texts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def add_message(self, message: dict[str, Any]) -> None:
+        self._end_turn()
+        self._messages.append(message)
+
+    def add_text(self, text: str) -> None:
+        self._texts.append(text)
+
+    def add_call(self, call: dict[str, Any]) -> None:
+        self._calls.append(call)
+
+    def ended(self) -> tuple[dict[str, Any], ...]:
+        self._end_turn()
+        return tuple(self._messages)
+
+    def _end_turn(self) -> None:
+        if not self._texts and not self._calls:
+            return
+        turn: dict[str, Any] = {"role": "assistant", "content": ""}
+        if self._messages and self._messages[-1]["role"] == "assistant":
+            turn = dict(self._messages.pop())
+        turn["content"] = "".join([turn["content"], *self._texts])
+        if self._calls:
+            turn["tool_calls"] = [*turn.get("tool_calls", ()), *self._calls]
+        self._messages.append(turn)
+        self._texts, self._calls = [], []
+
+
+def _add_item(conversation: _Conversation, item: InputItem, param: str) -> None:
     match item.type:
         case None | "message":
-            _add_message(plain, item, param)
+            _add_message(conversation, item, param)
         case "function_call":
             if item.name is None:
                 raise RequestError(f"'{param}.name' is required.", param=f"{param}.name")
@@ -148,17 +187,17 @@ def _add_item(plain: list[dict[str, Any]], item: InputItem, param: str) -> None:
             }
             if item.call_id is not None:
                 call["id"] = item.call_id
-            turn = _assistant_turn(plain)
-            turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+            conversation.add_call(call)
         case "function_call_output":
             result = {"role": "tool", "content": _joined(item.output, f"{param}.output")}
             if item.call_id is not None:
                 result["tool_call_id"] = item.call_id
-            plain.append(result)
+            conversation.add_message(result)
         case "reasoning":
             text = _joined(item.content or item.summary, f"{param}.content")
             if text:
-                plain.append({"role": "assistant", "content": "", "reasoning_content": text})
+                turn = {"role": "assistant", "content": "", "reasoning_content": text}
+                conversation.add_message(turn)
         case _:
             raise RequestError(
                 f"Invalid value for '{param}.type': items of this type cannot be used here.",
@@ -166,27 +205,17 @@ def _add_item(plain: list[dict[str, Any]], item: InputItem, param: str) -> None:
             )
 
 
-def _add_message(plain: list[dict[str, Any]], item: InputItem, param: str) -> None:
+def _add_message(conversation: _Conversation, item: InputItem, param: str) -> None:
     if item.role is None:
         raise RequestError(f"'{param}.role' is required.", param=f"{param}.role")
     if item.content is None:
         raise RequestError(f"'{param}.content' is required.", param=f"{param}.content")
     text = _joined(item.content, f"{param}.content")
     if item.role == "assistant":
-        turn = _assistant_turn(plain)
-        turn["content"] += text
+        conversation.add_text(text)
     else:
         role = "system" if item.role == "developer" else item.role
-        plain.append({"role": role, "content": text})
-
-
-def _assistant_turn(plain: list[dict[str, Any]]) -> dict[str, Any]:
-    """A copy of the assistant turn at the end, in its place, or a new one."""
-    if plain and plain[-1]["role"] == "assistant":
-        plain[-1] = dict(plain[-1])
-    else:
-        plain.append({"role": "assistant", "content": ""})
-    return plain[-1]
+        conversation.add_message({"role": role, "content": text})
 
 
 def _joined(content: str | Sequence[InputPart] | None, param: str) -> str:
