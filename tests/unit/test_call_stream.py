@@ -81,6 +81,26 @@ def test_parts_join_to_the_whole_arguments_of_mistral_calls(
     assert [json.loads(written) for _, written in joined(streamed)] == arguments
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "between", ["[TOOL_CALLS]", "[TOOL_CALLS] ", "\n[TOOL_CALLS]", ", ", " and "]
+)
+def test_mistral_calls_that_each_have_their_marker_all_come(between: str, *, stream: bool) -> None:
+    written = [f'add[ARGS]{{"n": {number}}}' for number in range(3)]
+    text = "[TOOL_CALLS]" + between.join(written)
+    for seed in range(5):
+        events, has_calls = run(cut(text, random.Random(seed)), MISTRAL, stream=stream)
+        assert joined(events) == [("add", f'{{"n": {number}}}') for number in range(3)]
+        assert (content(events), has_calls) == ("", True)
+
+
+def test_arguments_of_a_mistral_call_behind_its_own_marker_come_as_they_are_written() -> None:
+    text = '[TOOL_CALLS]add[ARGS]{"n": 1}[TOOL_CALLS]add[ARGS]{"n": 2}'
+    streamed, _ = run([char.encode() for char in text], MISTRAL, stream=True)
+    parts = [delta.arguments for delta in calls(streamed)]
+    assert parts == ["", *'{"n": 1}', "", *'{"n": 2}']
+
+
 def test_arguments_come_as_they_are_written() -> None:
     text = json_call({"a": [1, 2], "b": "x"})
     streamed, _ = run([char.encode() for char in text], JSON_TOOLS, stream=True)

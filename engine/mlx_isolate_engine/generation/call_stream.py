@@ -12,7 +12,8 @@ _HEADERS = {
     "json_tools": re.compile(
         r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
     ),
-    "mistral": re.compile(r"\s*(?P<name>[\w-]+)\s*\[ARGS\]\s*(?=\{)"),
+    # Its newer models write the opening marker before each call, and no closing one.
+    "mistral": re.compile(r"\s*(?:\[TOOL_CALLS\]\s*)?(?P<name>[\w-]+)\s*\[ARGS\]\s*(?=\{)"),
 }
 # Families of which one block holds several calls, one after the other.
 _REPEATING = frozenset({"mistral"})

@@ -65,14 +65,14 @@ class ToolCallReader:
         if block is not None and not self._streams:
             block.feed(text)
         calls = self._read(text)
-        written = block.arguments if block is not None and _is_same(block, calls) else None
-        if block is not None and self._streams and block.names:
-            self._begun += len(block.names)
-            self.count += len(written or ())
+        written = block.arguments if block is not None and _begins(block, calls) else []
+        given = len(block.names) if block is not None and self._streams else 0
+        if given and not written:
+            self._begun += given
             return []
         if calls is None:
             return None
-        texts: list[str | None] = [*written] if written else [_arguments_text(c) for c in calls]
+        texts = [*written, *map(_arguments_text, calls[len(written) :])]
         deltas = [
             ToolCallDelta(
                 index=self._begun + place, id=_id_of(call), name=call["name"], arguments=arguments
@@ -82,9 +82,9 @@ class ToolCallReader:
         ]
         if len(deltas) < len(calls):
             return None
-        self._begun += len(deltas)
-        self.count += len(deltas)
-        return deltas
+        self._begun += len(calls)
+        self.count += len(calls)
+        return deltas[given:]
 
     @property
     def _is_done(self) -> bool:
@@ -107,17 +107,18 @@ def _is_call(call: Any) -> bool:
     return isinstance(call, dict) and isinstance(call.get("name"), str) and bool(call["name"])
 
 
-def _is_same(block: CallStream, calls: list[dict[str, Any]] | None) -> bool:
-    """Whether a block was followed to the end, and its parser found the same in it."""
+def _begins(block: CallStream, calls: list[dict[str, Any]] | None) -> bool:
+    """Whether a block was followed to the end of a call, and its parser begins with the same."""
     if calls is None or not block.is_complete:
         return False
-    if block.names != [call["name"] for call in calls]:
+    same = calls[: len(block.names)]
+    if block.names != [call["name"] for call in same]:
         return False
     try:
         read = [json.loads(text) for text in block.arguments]
     except ValueError:
         return False
-    return all(call.get("arguments", {}) == own for call, own in zip(calls, read, strict=True))
+    return all(call.get("arguments", {}) == own for call, own in zip(same, read, strict=True))
 
 
 def _arguments_text(call: dict[str, Any]) -> str | None:
