@@ -101,6 +101,7 @@ _CACHE = "prefixes are found in the prompt cache by themselves"
 _TIER = "there is one class of service"
 _FITS = "a conversation that fits the context is seen whole, one that does not is 400"
 _OBFUSCATION = "ignored: adds nothing but padding to a stream"
+_LIMIT = "at least 1; -1 means no limit but the context, which caps any other"
 _TEMPLATE = "handed to the chat template; changes something where that names it"
 
 APIS = (
@@ -152,6 +153,8 @@ APIS = (
             "user": _LABEL,
         },
         inside={
+            "max_completion_tokens": _LIMIT,
+            "max_tokens": f"{_LIMIT}; counts where `max_completion_tokens` is absent",
             "messages[].audio": "refused",
             "messages[].function_call": "refused",
             "messages[].refusal": "stands for the content where there is none",
@@ -198,6 +201,7 @@ APIS = (
         ignored={"user": _LABEL},
         inside={
             "best_of": "taken where it equals `n`",
+            "max_tokens": _LIMIT,
             "stream_options.include_obfuscation": _OBFUSCATION,
         },
         refused={"best_of": 2, "suffix": "s"},
@@ -251,6 +255,7 @@ APIS = (
         inside={
             "include[]": "`message.output_text.logprobs`; the others name what is always sent "
             "(reasoning comes as text, never encrypted) or belongs to tools that are refused",
+            "max_output_tokens": _LIMIT,
             "reasoning.effort": _TEMPLATE,
             "reasoning.summary": "ignored: reasoning comes whole, and `summary` is empty",
             "text.verbosity": _TEMPLATE,
@@ -299,6 +304,7 @@ APIS = (
             "workspace_id": _LABEL,
         },
         inside={
+            "max_tokens": _LIMIT,
             "messages[].content[].cache_control": f"ignored: {_CACHE}",
             "messages[].content[].is_error": "ignored: chat templates have no place for it; say it "
             "in the content",

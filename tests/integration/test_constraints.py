@@ -32,10 +32,14 @@ from tests.integration.generation_rig import (
 )
 from tests.material.models import ModelSpec
 from tests.material.schemas import GENERATED, NESTED, TOOLS, VERDICT, declared
+from tests.material.tokenizer import THINK_END
 
 NUMBERS = JsonSchemaFormat(
     schema={"type": "array", "items": {"enum": [3, 14, 159]}, "minItems": 2, "maxItems": 4}
 )
+
+# The end marker gets a bias, so that a model of random weights ends its thinking soon.
+THINK_NO_MORE = SamplingRequest(temperature=1.0, seed=3, logit_bias={THINK_END: 12.0})
 
 
 def check_verdict(text: str) -> None:
@@ -151,6 +155,37 @@ def test_a_length_cut_inside_the_json_says_length(full_model: Path) -> None:
     run_async(test())
 
 
+def test_an_answer_that_goes_on_goes_on_in_its_format(
+    model_folder: Callable[[ModelSpec], Path],
+) -> None:
+    async def test() -> None:
+        async with rig(model_folder(ModelSpec(template="thinking"))) as subject:
+
+            async def go_on(begun: str, **fields: Any) -> Answer:
+                arguments = {"continue_final_message": True, "keep_thinking": True}
+                request = chat_request(
+                    "go", begun, template_kwargs=arguments, response_format=NUMBERS, **fields
+                )
+                return await subject.run(request)
+
+            begun = ("[14, 1", "[14", "<think>[3</think>[14, 15")
+            whole, prefaced, thought, *rests = await asyncio.gather(
+                go_on("[3, 3, 3, 3]", max_tokens=20),
+                go_on("In numbers:", max_tokens=200),
+                go_on("<think>[3", max_tokens=60, sampling=THINK_NO_MORE),
+                *(go_on(text, max_tokens=200) for text in begun),
+            )
+            for text, rest in zip(begun, rests, strict=True):
+                assert rest.end.finish_reason == "stop"
+                check_numbers(text.rpartition("</think>")[2] + rest.text)
+            assert (whole.text, whole.end.finish_reason) == ("", "stop")
+            # Before an answer there may stand what is no beginning of one, or an open think block.
+            check_numbers(prefaced.text)
+            check_numbers(thought.text)
+
+    run_async(test())
+
+
 async def call(subject: Rig, choice: ToolChoice) -> Answer:
     request = chat_request("go", tools=TOOLS, tool_choice=choice, max_tokens=200)
     return await subject.run(request)
@@ -188,8 +223,6 @@ def test_the_answer_after_an_open_think_block_is_constrained(
     model_folder: Callable[[ModelSpec], Path],
 ) -> None:
     folder = model_folder(ModelSpec(template="thinking"))
-    # The end marker gets a bias, so that a model of random weights ends its thinking soon.
-    sampling = SamplingRequest(temperature=1.0, seed=3, logit_bias={273: 12.0})
 
     async def test() -> None:
         async with rig(folder) as subject:
@@ -197,7 +230,7 @@ def test_the_answer_after_an_open_think_block_is_constrained(
                 "go",
                 template_kwargs={"open_thinking": True},
                 response_format=NUMBERS,
-                sampling=sampling,
+                sampling=THINK_NO_MORE,
                 max_tokens=200,
             )
             answer = await subject.run(request)

@@ -68,7 +68,7 @@ def test_token_limit(fields: dict[str, Any], expected: int | None) -> None:
         ("top_k", -2),
         ("top_k", 1.5),
         ("min_p", 1.1),
-        ("repetition_penalty", 0),
+        ("repetition_penalty", -0.1),
         ("presence_penalty", 3),
         ("seed", 2**63),
         ("stop", 5),
@@ -178,6 +178,7 @@ def test_sampler_fields_arrive() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 0)
     assert sampling.logit_bias == {5: -100.0}
     assert sampling.seed is None
+    assert parse(repetition_penalty=0).sampling.repetition_penalty == 0  # mlx-lm's own default
 
 
 @pytest.mark.case("36")

@@ -44,6 +44,11 @@ def test_a_top_k_that_filters_nothing_is_off(top_k: int) -> None:
     assert resolve(top_k=top_k).top_k == 0
 
 
+def test_a_repetition_penalty_of_zero_or_one_is_none() -> None:
+    assert resolve(repetition_penalty=0.0).repetition_penalty == 1.0
+    assert resolve(repetition_penalty=1.0).repetition_penalty == 1.0
+
+
 def test_a_top_p_of_zero_is_greedy() -> None:
     assert resolve(top_p=0.0, temperature=1.0).temperature == 0.0
 

@@ -98,9 +98,23 @@ class ConstraintCompiler:
             opening = self._tokenizer.tool_call_start.encode()
             return CallConstraint(matcher=matcher, opening=opening, overruns=self._overruns)
         # An open think block is ended by the model itself; what follows it is the answer.
-        think_end = tuple(self._tokenizer.think_end_tokens or ())
-        after = think_end if initial_state == "reasoning" else ()
-        return Constraint(matcher=matcher, after=after)
+        if initial_state == "reasoning":
+            return Constraint(matcher=matcher, after=tuple(self._tokenizer.think_end_tokens or ()))
+        return Constraint(matcher=self._gone_on(matcher, request))
+
+    def _gone_on(self, matcher: LLMatcher, request: CompletionRequest) -> LLMatcher:
+        """Where an answer goes on that has begun as the grammar wants it, behind that beginning."""
+        prompt = request.prompt
+        if not isinstance(prompt, ChatPrompt) or request.response_format is None:
+            return matcher
+        if not prompt.template_kwargs.get("continue_final_message"):
+            return matcher
+        begun = str(prompt.messages[-1].get("content") or "")
+        if self._tokenizer.has_thinking:
+            begun = begun.rpartition(self._tokenizer.think_end)[2]
+        tokens = self._vocabulary("response_format").tokenize_str(begun)
+        further = matcher.deep_copy()
+        return further if further.try_consume_tokens(tokens) == len(tokens) else matcher
 
     def _wanted(self, request: CompletionRequest) -> _Wanted:
         choice = request.tool_choice

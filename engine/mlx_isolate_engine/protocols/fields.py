@@ -71,7 +71,8 @@ class SamplingBody(Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     xtc_probability: Annotated[float, Meta(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    # 0 and 1 both mean: none. mlx-lm's own default is 0.
+    repetition_penalty: Annotated[float, Meta(ge=0, le=100)] | None = None
     repetition_context_size: Annotated[int, _COUNT] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_context_size: Annotated[int, _COUNT] | None = None
