@@ -147,13 +147,7 @@ def test_an_engine_behind_a_launcher_that_forks_ends_with_a_killed_supervisor(ho
 def test_a_record_of_a_reused_pid_signals_nobody(home: Path) -> None:
     bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
-        record = EngineRecord(
-            pid=bystander.pid,
-            started="some-boot:1",
-            model="m",
-            incarnation=1,
-            socket_path=str(home / "s.sock"),
-        )
+        record = EngineRecord(pid=bystander.pid, started="some-boot:1", model="m", incarnation=1)
         record_engine(home, record)
         assert reap_orphans(home) == ()
         assert bystander.poll() is None
@@ -169,6 +163,18 @@ def test_a_damaged_record_is_removed(home: Path, content: bytes) -> None:
     (home / "engine-2.tmp").write_bytes(content)
     assert reap_orphans(home) == ()
     assert list(home.glob("engine-*")) == []
+
+
+def test_what_is_no_record_and_no_socket_of_ours_stays_and_holds_nothing_up(home: Path) -> None:
+    run_directory = RunDirectory.acquire(home / "run")
+    kept = {home / "run" / name for name in ("engine-1.json", "engine-x", "a.sock")}
+    for folder in kept:
+        folder.mkdir()
+    os.mkfifo(home / "run/engine-2.json")
+    assert reap_orphans(run_directory.path) == ()
+    assert run_directory.remove_stray_sockets() == 0
+    assert {path for path in (home / "run").iterdir() if path.is_dir()} == kept
+    run_directory.release()
 
 
 def test_a_second_supervisor_on_the_same_run_directory_is_refused(home: Path) -> None:

@@ -30,7 +30,6 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     model: str
     incarnation: int
-    socket_path: str
 
 
 @functools.cache
@@ -85,7 +84,8 @@ def forget_engine(folder: Path, pid: int) -> None:
 
 def _read_record(path: Path) -> EngineRecord | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
+        # Opening a pipe would wait for somebody at its other end.
+        return msgspec.json.decode(path.read_bytes() if path.is_file() else b"", type=EngineRecord)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -110,16 +110,15 @@ def reap_orphans(folder: Path) -> tuple[EngineRecord, ...]:
     are gone, at most REAP_DEADLINE_S.
 
     Returns:
-        Those that were still alive. Their sockets and records are removed.
+        Those that were still alive. Their records are removed.
     """
     killed: list[EngineRecord] = []
     for path in sorted(folder.glob("engine-*")):
         record = _read_record(path) if path.suffix == ".json" else None
-        if record is not None:
-            if _kill(record):
-                killed.append(record)
-            Path(record.socket_path).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        if record is not None and _kill(record):
+            killed.append(record)
+        with contextlib.suppress(OSError):  # a folder, say, which is not ours
+            path.unlink()
     deadline = time.monotonic() + REAP_DEADLINE_S
     for record in killed:
         while process_start(record.pid) == record.started and time.monotonic() < deadline:

@@ -240,7 +240,6 @@ class EngineProcess:
                 started=started,
                 model=self.model_id,
                 incarnation=self.incarnation,
-                socket_path=self.socket_path,
             )
             try:
                 record_engine(self._folder, record)

@@ -4,6 +4,7 @@ Owns what lies in the directory. Knows nothing of models' states; orphaned engin
 `orphans`.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -55,10 +56,12 @@ class RunDirectory:
 
     def remove_stray_sockets(self) -> int:
         """Unlink every socket in the directory; for a start, after orphans have been ended."""
-        strays = list(self.path.glob(f"*{SOCKET_SUFFIX}"))
-        for stray in strays:
-            stray.unlink(missing_ok=True)
-        return len(strays)
+        removed = 0
+        for stray in self.path.glob(f"*{SOCKET_SUFFIX}"):
+            with contextlib.suppress(OSError):  # a folder, say, which is not ours
+                stray.unlink()
+                removed += 1
+        return removed
 
     def _restore(self) -> None:
         """Make the directory and its lock anew if they are gone: cleaners sweep such places."""
