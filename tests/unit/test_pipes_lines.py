@@ -1,8 +1,16 @@
 """Bytes to lines, with a longest line."""
 
+import asyncio
+import os
+
 import pytest
 
-from mlx_isolate_supervisor.engines.pipes import LineSplitter, Overlong
+from mlx_isolate_supervisor.engines.pipes import (
+    FINAL_LINES_MAX,
+    LineSplitter,
+    Overlong,
+    PipeReader,
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
@@ -39,3 +47,21 @@ def test_memory_stays_bounded(overlong: Overlong) -> None:
     for _ in range(1000):
         splitter.feed(b"z" * 1000)
     assert sum(map(len, splitter.finish())) <= 10
+
+
+def test_of_a_dead_childs_flood_the_last_lines_are_handed_on() -> None:
+    """Each costs its reader as much as any line, and all of them come in one turn of the loop."""
+    got: list[bytes] = []
+
+    async def read() -> None:
+        near, far = os.pipe()
+        reader = PipeReader(
+            near, LineSplitter(100, "cut"), on_lines=got.extend, on_end=lambda: None
+        )
+        os.write(far, b"\n" * 60_000 + b"last words")
+        os.close(far)
+        reader.close()
+
+    asyncio.run(read())
+    assert len(got) == FINAL_LINES_MAX
+    assert got[-1] == b"last words"
