@@ -59,6 +59,18 @@ def test_the_book_keeps_the_last_lines_of_everything_and_of_each_model() -> None
     assert book.tail(model="unknown") == []
 
 
+def test_a_model_that_is_tracked_no_more_leaves_nothing_behind() -> None:
+    book = LogBook()
+    book.track(["kept", "gone"])
+    book.handle(record("a.b", model="kept"))
+    book.handle(record("a.b", model="gone"))
+    book.track(["kept", "new"])
+    book.handle(record("c.d", model="kept"))
+    assert len(book.tail(model="kept")) == 2
+    assert book.tail(model="gone") == []
+    assert len(book.tail()) == 3
+
+
 async def _follow() -> list[list[str]]:
     book = LogBook()
     book.handle(record("a.b", n=1))

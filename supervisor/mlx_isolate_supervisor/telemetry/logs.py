@@ -157,8 +157,8 @@ class LogBook(logging.Handler):
 
     def track(self, models: Iterable[str]) -> None:
         """Keep a page of its own for each of `models`; others appear in the whole only."""
-        for model in models:
-            self._by_model.setdefault(model, deque(maxlen=BOOK_LINES_MAX))
+        kept = self._by_model
+        self._by_model = {model: kept.get(model, deque(maxlen=BOOK_LINES_MAX)) for model in models}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remember a record; called in whichever thread logs, under the handler's lock."""
@@ -189,7 +189,8 @@ class LogBook(logging.Handler):
     async def follow(self, count: int, model: str | None = None) -> AsyncGenerator[list[str], None]:
         """Yield the last `count` lines, then new ones as they come, in groups.
 
-        A reader that falls behind by more than the book holds misses lines and is told so.
+        A reader that falls behind by more than the book holds misses lines; one of everything is
+        told so, while the numbers of one model's lines have gaps anyway.
         """
         self._loop = asyncio.get_running_loop()
         seen = self._start(count, model)
