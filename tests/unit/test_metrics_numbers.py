@@ -4,8 +4,11 @@ import subprocess
 import sys
 
 from mlx_isolate_shared import wire
+from mlx_isolate_shared.clock import SystemClock
 from mlx_isolate_supervisor.relay.exchange import Exchange
 from mlx_isolate_supervisor.slots.lease import Outcome
+from mlx_isolate_supervisor.telemetry.history import History
+from mlx_isolate_supervisor.telemetry.inflight import FirstTokens
 from mlx_isolate_supervisor.telemetry.metrics import (
     CODE_LABELS_MAX,
     MODEL_LABELS_MAX,
@@ -16,6 +19,8 @@ from mlx_isolate_supervisor.telemetry.metrics import (
     ModelMetrics,
     phase,
 )
+from mlx_isolate_supervisor.telemetry.sampler import Sampler
+from tests.fakes.statuses import ready_status
 
 
 def exchange(
@@ -110,6 +115,18 @@ def test_counter_that_falls_back_never_lowers_a_total() -> None:
     numbers.fold(1, wire.Progress(generated_tokens=10))
     numbers.fold(1, wire.Progress(generated_tokens=3))
     assert numbers.engine["generated_tokens"] == 10
+
+
+def test_a_model_that_a_reload_takes_out_and_another_brings_back_is_counted_on() -> None:
+    metrics = Metrics()
+    sampler = Sampler(SystemClock(), metrics, History(), FirstTokens(), lambda: ())
+    for served in (
+        (ready_status(id="m", incarnation=3, progress=wire.Progress(generated_tokens=10)),),
+        (ready_status(id="other"),),
+        (ready_status(id="m", incarnation=1, progress=wire.Progress(generated_tokens=4)),),
+    ):
+        sampler.fold(served)
+    assert metrics.of("m").engine["generated_tokens"] == 14
 
 
 def test_model_labels_are_bounded() -> None:

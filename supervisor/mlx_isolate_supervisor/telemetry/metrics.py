@@ -95,6 +95,10 @@ class ModelMetrics:
             self.cache[name] += max(0, grown)
         self._seen = progress
 
+    def forget_engine(self) -> None:
+        """Take the next engine for a new one, whatever its number; the totals stay."""
+        self._incarnation, self._seen = 0, wire.Progress()
+
 
 class Metrics:
     """All counted numbers; every call happens on the event loop."""
@@ -112,6 +116,12 @@ class Metrics:
                 label = OTHER
             numbers = self.models.setdefault(label, ModelMetrics())
         return numbers
+
+    def forget_engines(self, served: set[str]) -> None:
+        """Forget the engines of models that are not served: one served again numbers from 1."""
+        for label, numbers in self.models.items():
+            if label not in served and label != OTHER:
+                numbers.forget_engine()
 
     def request_ended(self, exchange: Exchange) -> None:
         """Count one request that has its outcome."""

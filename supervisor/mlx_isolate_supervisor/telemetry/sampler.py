@@ -58,6 +58,7 @@ class Sampler:
 
     def fold(self, models: tuple[ModelStatus, ...]) -> None:
         """Add up counters over incarnations; also called when an engine ends."""
+        self._metrics.forget_engines({model.id for model in models})
         for model in models:
             if model.progress is not None:
                 self._metrics.of(model.id).fold(model.incarnation, model.progress)
