@@ -1,4 +1,4 @@
-"""The one place that reads time, so that tests can replace it."""
+"""Time as what tests can replace; waits on an event loop go by that of the loop."""
 
 import time
 from typing import Protocol

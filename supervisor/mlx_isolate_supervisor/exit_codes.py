@@ -7,7 +7,7 @@ FAILED = 1
 # It cannot work as configured: a flag, a file, a path, a missing package. Starting again will not
 # help until something is changed.
 USAGE = 2
-# The port or the run directory is in use by another process.
+# The port is in use by another process.
 TAKEN = 3
 # A drill could not be run here; no promise was found broken.
 NOT_RUN = 4

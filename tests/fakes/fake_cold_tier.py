@@ -58,9 +58,6 @@ class FakeColdTier:
     def touch(self, namespace: str, key: bytes) -> None:
         pass
 
-    def remove(self, found: Found) -> None:
-        self.entries.pop((found.namespace, found.key), None)
-
     def look_again(self) -> None:
         pass
 

@@ -73,10 +73,6 @@ class ColdTier(Protocol):
         """Mark an entry as used, if it is stored."""
         ...
 
-    def remove(self, found: Found) -> None:
-        """Delete an entry; harmless if it has gone."""
-        ...
-
     def clear(self) -> int:
         """Delete all entries of this engine's model; returns how many."""
         ...

@@ -267,11 +267,6 @@ class SsdStore:
                 self._touched[path] = now
                 self.directory.stamp(path)
 
-    def remove(self, found: Found) -> None:
-        """See ColdTier."""
-        with self._lock:
-            self._delete(found.handle.path)
-
     def clear(self) -> int:
         """See ColdTier."""
         with self._lock:

@@ -59,10 +59,6 @@ class TokenIndex(Generic[Value]):
         """The value of exactly this sequence."""
         return self._values.get(key)
 
-    def values(self) -> Iterable[Value]:
-        """All values, in no order."""
-        return self._values.values()
-
     def add(self, key: bytes, value: Value, *, cuttable: bool) -> Value | None:
         """Insert or replace; returns what was there under the same tokens."""
         previous = self.remove(key)

@@ -40,11 +40,6 @@ class Adapters(Protocol):
         """What each one's KV state depends on, by name; may be read from any thread."""
         ...
 
-    @property
-    def mounted(self) -> str | None:
-        """Whose layers stand in the model; None = nobody's."""
-        ...
-
     def mount(self, name: str | None) -> None:
         """Put these layers in; harmless if they are in."""
         ...

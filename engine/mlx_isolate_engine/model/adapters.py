@@ -58,11 +58,6 @@ class AdapterRack:
         for name, folder in folders.items():
             self._load(name, Path(folder).expanduser())
 
-    @property
-    def mounted(self) -> str | None:
-        """Whose layers stand in the model; None = nobody's."""
-        return self._mounted
-
     def mount(self, name: str | None) -> None:
         """Put these layers in; harmless if they are in."""
         if name == self._mounted:

@@ -78,7 +78,7 @@ async def stalled_client(scene: Scene) -> None:
 def _open(scene: Scene) -> socket.socket:
     """A streaming request whose answer nobody reads, with a small window."""
     parts = urlsplit(scene.client.url)
-    body = msgspec.json.encode(scene.client.body(scene.model_id, STALL_TOKENS, stream=True))
+    body = msgspec.json.encode(scene.client.body(scene.model_id, STALL_TOKENS))
     lines = [
         f"POST {parts.path}/v1/completions HTTP/1.1",
         f"Host: {parts.netloc}",

@@ -135,30 +135,25 @@ class Client:
             async for line in answer.content:
                 yield line
 
-    def body(
-        self, model: str, tokens: int, *, stream: bool, prompt: str = PROMPT
-    ) -> dict[str, Any]:
-        """A request to generate."""
+    def body(self, model: str, tokens: int, prompt: str = PROMPT) -> dict[str, Any]:
+        """A request to generate, streamed."""
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens}
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body | self._fields
 
     def begin(
-        self, model: str, tokens: int, *, stream: bool = True, prompt: str = PROMPT
+        self, model: str, tokens: int, prompt: str = PROMPT
     ) -> tuple[Seen, "asyncio.Task[None]"]:
         """Send a request to generate; what it sees while its task runs."""
         seen = Seen()
-        task = asyncio.create_task(
-            self._run(self.body(model, tokens, stream=stream, prompt=prompt), seen)
-        )
+        task = asyncio.create_task(self._run(self.body(model, tokens, prompt), seen))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return seen, task
 
     async def answer(self, model: str, tokens: int = 4, prompt: str = PROMPT) -> Seen:
         """Ask for a few tokens and wait for all of them."""
-        seen, task = self.begin(model, tokens, prompt=prompt)
+        seen, task = self.begin(model, tokens, prompt)
         await task
         return seen
 

@@ -20,8 +20,8 @@ from mlx_isolate_supervisor.settings.quantities import Share
 MEMORY_BUDGET_SHARE = 0.75
 PROMPT_CACHE_BYTES = 8_000_000_000
 
-# Read elsewhere, or by the client commands.
-_OTHER_VARIABLES = {"MLX_ISOLATE_URL", "MLX_ISOLATE_MODEL"}
+# Read by the client commands.
+_OTHER_VARIABLES = {"MLX_ISOLATE_URL"}
 
 
 class FileLayer(msgspec.Struct, frozen=True, kw_only=True):
