@@ -27,6 +27,7 @@ from mlx_isolate_engine.protocols.contract import WireRequest
 from mlx_isolate_engine.protocols.response_store import ResponseStore
 from mlx_isolate_engine.protocols.responses import ResponsesProtocol
 from mlx_isolate_engine.protocols.transcript import Transcript
+from tests.architecture.beyond import section
 from tests.fakes.scripted_service import CALL, summary
 
 CHAT = "tests/unit/test_chat_requests.py"
@@ -348,7 +349,8 @@ def page() -> str:
             "are answered with 400 naming the field "
             "(`tests/unit/test_conformance.py::test_refused_field_is_named`). A field that is null "
             "counts as absent. Answers validate against the client's own models "
-            "(`tests/unit/test_conformance.py::test_answer_is_what_the_client_types`)."
+            "(`tests/unit/test_conformance.py::test_answer_is_what_the_client_types`). "
+            "`GET /openapi.json` describes every field to a program."
         ),
     ]
     for api in APIS:
@@ -369,4 +371,5 @@ def page() -> str:
         lines += ["", "| answer field | here |", "| --- | --- |"]
         lines += [f"| `{name}` | {'filled' if name in sent else 'not sent'} |" for name in known]
         lines += [f"| `{name}` | filled, beyond the client's type |" for name in more]
+    lines += ["", *section({api.path: api.fields for api in APIS})]
     return "\n".join([*lines, ""])

@@ -8,6 +8,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from mlx_isolate_engine.completion.events import ContentDelta, ReasoningDelta, ToolCallDelta
 from mlx_isolate_shared.errors import RequestError
+from tests.architecture.beyond import BEYOND, beyond
 from tests.architecture.conformance import APIS, Api, answer
 from tests.fakes.scripted_service import summary
 
@@ -39,6 +40,10 @@ def test_refused_field_is_named(api: Api, name: str) -> None:
 def test_every_field_is_in_one_table(api: Api) -> None:
     tables = [*api.supported, *api.refused, *api.ignored]
     assert sorted(tables) == api.fields
+
+
+def test_every_field_beyond_the_clients_types_is_in_the_table_of_those() -> None:
+    assert {name for api in APIS for name in beyond(api.path, api.fields)} == set(BEYOND)
 
 
 @by_path
