@@ -19,9 +19,13 @@ from mlx_isolate_engine.cache.kv_file import Header
 from mlx_isolate_shared.command_line import Parser
 from mlx_isolate_shared.errors import CacheError, ConfigError
 
-_FOLDER_HELP = (
-    "the cache directory; by default that of serve: MLX_ISOLATE_SSD_CACHE_DIR, or ssd_cache_dir "
-    "in the file of --config FILE or MLX_ISOLATE_CONFIG"
+_DESCRIPTION = (
+    "list, verify, prune or import prompt cache files; no daemon is needed, and a running one may "
+    "use the folder meanwhile"
+)
+_FOLDER_HELP = "the cache directory; default: MLX_ISOLATE_SSD_CACHE_DIR, or that of --config"
+_FILE_HELP = (
+    "configuration file whose ssd_cache_dir is the cache directory (default MLX_ISOLATE_CONFIG)"
 )
 # The settings of `serve` are the supervisor's to read; it hands a folder of theirs over as --dir.
 _NO_FOLDER = (
@@ -55,12 +59,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="mlx-isolate cache", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="mlx-isolate cache", description=_DESCRIPTION, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="VERB", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace, Path], int], help: str) -> Any:
         command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         command.add_argument("--dir", metavar="FOLDER", help=_FOLDER_HELP)
+        # For the help alone: `mlx-isolate cache` reads the file and hands its folder on as --dir.
+        command.add_argument("--config", metavar="FILE", help=_FILE_HELP)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run, parser=command)
         return command

@@ -31,7 +31,8 @@ What `--models-max`, `--memory-budget-gb`, `--ttl` and `groups` do is told in \
 
 _ENGINE = """## Of each engine
 
-Given as flags they hold for every model; in a file they may stand beside a model's path.
+Given as flags they hold for every model, but for those that belong to one (ONE_MODEL), which are \
+refused beside several; in a file they may stand beside a model's path.
 """
 
 _FILE = """## The file
@@ -79,7 +80,9 @@ is failed, and works once the path has been repaired.
 
 def document() -> str:
     """The text of docs/configuration.md."""
-    parts = [_HEAD, "## Of the daemon\n", _table("daemon"), _ENGINE, _table("engine"), _FILE]
+    one_model = ", ".join(f"`{flag.name}`" for flag in FLAGS if flag.one_model)
+    engine = _ENGINE.replace("ONE_MODEL", one_model)
+    parts = [_HEAD, "## Of the daemon\n", _table("daemon"), engine, _table("engine"), _FILE]
     return "\n".join(parts)
 
 
