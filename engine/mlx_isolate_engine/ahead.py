@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from mlx_isolate_engine.generation.few_shapes import NO_THRASHING_CHECK
-from mlx_isolate_engine.model.errors import ModelError
+from mlx_isolate_engine.model.errors import ModelError, first_sentence
 from mlx_isolate_engine.model.library_scan import speed_up_transformers
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.wire import Prepare, Start
@@ -46,8 +46,20 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def import_model_libraries() -> None:
-    """Import what costs seconds: mlx, mlx_lm and what stands on them."""
+    """Import what costs seconds: mlx, mlx_lm and what stands on them.
+
+    Raises:
+        ModelError: `mlx_missing`.
+    """
     os.environ.setdefault(*NO_THRASHING_CHECK)
+    try:
+        importlib.import_module("mlx.core")
+    except ImportError as error:
+        raise ModelError(
+            "mlx_missing",
+            f"MLX cannot be imported ({first_sentence(error)}); install it: pip install "
+            "'mlx[cpu]', for an NVIDIA GPU 'mlx[cuda13]' or 'mlx[cuda12]', on macOS mlx.",
+        ) from error
     speed_up_transformers()
     for name in _MODEL_MODULES:
         importlib.import_module(name)

@@ -25,8 +25,8 @@ class ModelError(Exception):
     Args:
         code: a stable word. Until files or settings change: `model_missing`, `model_broken`,
             `model_unsupported`, `model_untrusted`, `model_offline`, `model_gated`,
-            `adapter_broken`, `template_broken`, `demo_missing`, `demo_broken`. Passing:
-            `model_download`, `disk_full`, `out_of_memory`.
+            `adapter_broken`, `template_broken`, `demo_missing`, `demo_broken`, `mlx_missing`.
+            Passing: `model_download`, `disk_full`, `out_of_memory`.
         message: one sentence for a person that says what to do; it may name a local path.
     """
 

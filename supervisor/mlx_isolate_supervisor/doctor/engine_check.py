@@ -21,7 +21,8 @@ DEADLINE_S = 120.0
 GFLOPS_MIN = 8.0
 _BLAS_REMEDY = "install libopenblas0-pthread (Debian), or pip install 'mlx-isolate[mkl]'"
 _REINSTALL = (
-    "install again: pip install --force-reinstall mlx mlx-lm, with the extra of this system"
+    "install it again: pip install --force-reinstall 'mlx[cpu]', for an NVIDIA GPU 'mlx[cuda13]' or "
+    "'mlx[cuda12]', on macOS mlx"
 )
 
 
