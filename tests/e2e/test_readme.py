@@ -115,3 +115,5 @@ def test_commands_name_extras_that_exist() -> None:
         named = re.search(r"'\.\[([a-z0-9,]+)\]'", line)
         assert named
         assert set(named[1].split(",")) <= set(extras)
+    # The back ends' packages write the same files, so nothing else may bring one along.
+    assert not [one for one in [*extras["demo"], *extras["mkl"]] if "mlx" in one]
