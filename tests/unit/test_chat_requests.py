@@ -135,6 +135,7 @@ def test_wrong_value_is_refused_by_name(field: str, value: Any) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"function": {"name": ""}}]}, "tools[0].function.name"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"sampling_rate": 1}}, "chat_template_kwargs.sampling_rate"),
         ({"modalities": ["audio"]}, "modalities"),
         (
             {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},

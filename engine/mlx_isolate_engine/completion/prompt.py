@@ -12,6 +12,7 @@ import msgspec
 from jinja2.exceptions import TemplateError
 
 from mlx_isolate_engine.completion.request import (
+    RESERVED_TEMPLATE_ARGUMENTS,
     ChatPrompt,
     CompletionRequest,
     TextPrompt,
@@ -21,28 +22,6 @@ from mlx_isolate_engine.generation.plan import Checkpoint, PromptPlan
 from mlx_isolate_engine.generation.ports import EntryKind
 from mlx_isolate_shared.errors import RequestError
 
-# Keyword arguments of the renderer itself; a request that could set them would choose its own
-# template or change the result's type.
-RESERVED_KWARGS = frozenset(
-    {
-        "chat_template",
-        "conversation",
-        "documents",
-        "load_audio_from_video",
-        "max_length",
-        "messages",
-        "padding",
-        "processor_kwargs",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sampling_rate",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 # Stands inside a literal control token while the template runs: a noncharacter, so that no
 # text that means something holds it.
 BREAK = "\ufdd0"
@@ -127,7 +106,7 @@ class PromptBuilder:
 
     def _arguments(self, chat: ChatPrompt) -> dict[str, Any]:
         for name in chat.template_kwargs:
-            if name in RESERVED_KWARGS:
+            if name in RESERVED_TEMPLATE_ARGUMENTS:
                 raise RequestError(
                     f"chat_template_kwargs may not set {name}.", param="chat_template_kwargs"
                 )

@@ -8,6 +8,29 @@ from typing import Any
 
 import msgspec
 
+# Keyword arguments of the renderer itself; a request that could set them would choose its own
+# template or change the result's type.
+RESERVED_TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "documents",
+        "load_audio_from_video",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sampling_rate",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Messages in the form chat templates take: each with a role and string (or null) content.

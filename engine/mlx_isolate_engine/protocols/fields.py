@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mlx_isolate_engine.completion.request import (
+    RESERVED_TEMPLATE_ARGUMENTS,
     CompletionRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -30,24 +31,8 @@ STOP_STRING_CHARS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 # No context is longer; keeps a hostile number of tokens from overflowing anything.
 TOKENS_MAX = 2**31 - 1
-# Arguments of the template call itself, which a request may not replace.
-_RESERVED_TEMPLATE_ARGUMENTS = {
-    "add_generation_prompt",
-    "chat_template",
-    "continue_final_message",
-    "conversation",
-    "documents",
-    "max_length",
-    "messages",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "tokenize",
-    "tokenizer_kwargs",
-    "tools",
-    "truncation",
-}
+# Those that have a field of their own, besides the ones that no request may set.
+_OWN_TEMPLATE_ARGUMENTS = {"add_generation_prompt", "continue_final_message"}
 _COUNT = Meta(ge=0, le=2**31 - 1)
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -220,7 +205,7 @@ def template_arguments(
     plain = dict(arguments or {})
     check_free_form(plain, "chat_template_kwargs")
     for name in plain:
-        if name in _RESERVED_TEMPLATE_ARGUMENTS:
+        if name in RESERVED_TEMPLATE_ARGUMENTS or name in _OWN_TEMPLATE_ARGUMENTS:
             raise RequestError(
                 f"'chat_template_kwargs' may not set '{name}'.",
                 param=f"chat_template_kwargs.{name}",
