@@ -162,7 +162,7 @@ class CacheDirectory:
         total = sum(file.bytes for file in found) + bytes_needed
         gone: list[Path] = []
         finished = [file for file in found if file.owner is None]
-        for file in sorted(finished, key=lambda f: (not _is_quarantined(f.path), f.modified_ns)):
+        for file in sorted(finished, key=lambda f: (not is_quarantined(f.path), f.modified_ns)):
             if total <= bytes_max:
                 break
             self.remove(file.path)
@@ -206,7 +206,8 @@ def _is_real(folder: Path) -> bool:
     return not folder.is_symlink() and not folder.parent.is_symlink()
 
 
-def _is_quarantined(path: Path) -> bool:
+def is_quarantined(path: Path) -> bool:
+    """Whether a file was set aside as damaged."""
     return path.parent.name == QUARANTINE
 
 

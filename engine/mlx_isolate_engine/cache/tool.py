@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_isolate_engine.cache.damage import Damage
-from mlx_isolate_engine.cache.directory import QUARANTINE, CacheDirectory, OwnFile
+from mlx_isolate_engine.cache.directory import CacheDirectory, OwnFile, is_quarantined
 from mlx_isolate_engine.cache.kv_check import read_header, verify
 from mlx_isolate_engine.cache.kv_file import Header
 from mlx_isolate_shared.command_line import Parser
@@ -116,10 +116,6 @@ def _finished(root: Path) -> list[OwnFile]:
     return sorted(found, key=lambda f: -f.modified_ns)
 
 
-def _is_quarantined(file: OwnFile) -> bool:
-    return file.path.parent.name == QUARANTINE
-
-
 def _describe(file: OwnFile, header: Header | None, damage: str | None) -> dict[str, Any]:
     described: dict[str, Any] = {
         "file": str(file.path),
@@ -149,13 +145,13 @@ def _inspect(file: OwnFile, check: Callable[[Path], Header]) -> dict[str, Any]:
 
 
 def _list(arguments: argparse.Namespace, root: Path) -> int:
-    rows = [_inspect(f, read_header) for f in _finished(root) if not _is_quarantined(f)]
+    rows = [_inspect(f, read_header) for f in _finished(root) if not is_quarantined(f.path)]
     _print_rows(rows, as_json=arguments.json)
     return EXIT_OK
 
 
 def _verify(arguments: argparse.Namespace, root: Path) -> int:
-    rows = [_inspect(f, verify) for f in _finished(root) if not _is_quarantined(f)]
+    rows = [_inspect(f, verify) for f in _finished(root) if not is_quarantined(f.path)]
     damaged = sum(row["damage"] is not None for row in rows)
     _print_rows(rows, as_json=arguments.json)
     if not arguments.json:
@@ -196,7 +192,7 @@ def _prune(arguments: argparse.Namespace, root: Path) -> int:
             arguments.older_than is not None
             and file.modified_ns < time.time_ns() - arguments.older_than * 86400e9
         )
-        is_damaged = _is_quarantined(file) or _inspect(file, read_header)["damage"] is not None
+        is_damaged = is_quarantined(file.path) or _inspect(file, read_header)["damage"] is not None
         if (is_old or is_damaged) and directory.remove(file.path):
             removed.append(file.path)
     if arguments.max_gb is not None:

@@ -16,7 +16,7 @@ from mlx_isolate_supervisor.commands.tables import table
 from mlx_isolate_supervisor.config import ModelSpec
 from mlx_isolate_supervisor.harmless import harmless
 from mlx_isolate_supervisor.settings.flags import FLAGS, Flag
-from mlx_isolate_supervisor.settings.layers import Resolved
+from mlx_isolate_supervisor.settings.layers import Resolved, origin_key
 
 HIDDEN = "(hidden)"
 # Fields of a model to their names in the file, where they have one.
@@ -124,7 +124,7 @@ def _rows(resolved: Resolved) -> list[tuple[str, str, str]]:
 
     rows: list[tuple[str, str, str]] = []
     for flag in FLAGS:
-        origin = _origin(resolved, flag)
+        origin = resolved.origins.get(origin_key(flag))
         if origin is None:
             rows.append((flag.name, default_text(flag), "default"))
         elif flag.secret or flag.field == "api_key_file":
@@ -132,11 +132,6 @@ def _rows(resolved: Resolved) -> list[tuple[str, str, str]]:
         else:
             rows.append((flag.name, show_value(flag, _value(resolved, flag)), origin))
     return rows
-
-
-def _origin(resolved: Resolved, flag: Flag) -> str | None:
-    key = flag.field if flag.scope == "daemon" else f"engine.{flag.field}"
-    return resolved.origins.get(key)
 
 
 def _value(resolved: Resolved, flag: Flag) -> object:

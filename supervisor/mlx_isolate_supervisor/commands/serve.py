@@ -210,6 +210,7 @@ def _typed_flags(args: argparse.Namespace) -> dict[str, str | Sequence[str]]:
 
 def this_machine() -> Machine:
     """Totals of this machine's memory and disks."""
+    from mlx_isolate_supervisor.engines.memory import physical_bytes
     from mlx_isolate_supervisor.models.devices import FILE_NAME, DeviceBook
     from mlx_isolate_supervisor.user_folders import state_folder
 
@@ -219,10 +220,9 @@ def this_machine() -> Machine:
             path = path.parent
         return shutil.disk_usage(path).total
 
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = DeviceBook(state_folder() / FILE_NAME).known.values()
     gpu_bytes = min((gpu.memory_bytes for gpu in gpus), default=None)
-    return Machine(memory_bytes=memory_bytes, gpu_bytes=gpu_bytes, disk_bytes=disk_bytes)
+    return Machine(memory_bytes=physical_bytes(), gpu_bytes=gpu_bytes, disk_bytes=disk_bytes)
 
 
 def _with_keys(settings: ServeSettings, path: str | None) -> ServeSettings:

@@ -5,7 +5,6 @@ Keys are llama-swap's where it has them, else the flags' names (`queue_timeout` 
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +17,7 @@ from mlx_isolate_supervisor.config import GroupSpec, ModelSpec
 from mlx_isolate_supervisor.settings.file_facts import file_facts
 from mlx_isolate_supervisor.settings.flags import FLAGS
 from mlx_isolate_supervisor.settings.layers import FileLayer
-from mlx_isolate_supervisor.settings.macros import Macros
+from mlx_isolate_supervisor.settings.macros import ENVIRONMENT_REFERENCE, Macros
 from mlx_isolate_supervisor.settings.models import check_unique, locate_model_of_file
 from mlx_isolate_supervisor.settings.quantities import parse_time
 from mlx_isolate_supervisor.settings.yaml_text import read_yaml
@@ -60,7 +59,6 @@ DAEMON_FLAGS = {
 ENGINE_FLAGS = {_key(flag.name): flag.name for flag in FLAGS if flag.scope == "engine"}
 
 Texts = str | list[str]
-_VARIABLE = re.compile(r"\$\{env\.([A-Za-z0-9_.-]+)\}")
 
 
 def read_file(path: Path, environment: Mapping[str, str]) -> FileLayer:
@@ -121,7 +119,7 @@ def _parse(content: Mapping[str, Any], path: Path, environment: Mapping[str, str
         engine=engine,
         groups=groups,
         holds_keys=_holds_keys(top, flags),
-        variables=tuple(sorted(set(_VARIABLE.findall(repr(content))))),
+        variables=tuple(sorted(set(ENVIRONMENT_REFERENCE.findall(repr(content))))),
     )
 
 
@@ -130,7 +128,7 @@ def _holds_keys(top: Mapping[str, Any], flags: Mapping[str, str]) -> bool:
     for key, value in top.items():
         if flags.get(key.replace("-", "_")) == "--api-key" and value is not None:
             texts: list[Any] = value if isinstance(value, list) else [value]
-            return any(not _VARIABLE.fullmatch(str(text).strip()) for text in texts)
+            return any(not ENVIRONMENT_REFERENCE.fullmatch(str(text).strip()) for text in texts)
     return False
 
 

@@ -115,7 +115,7 @@ def resolve(layers: Layers, machine: Machine) -> Resolved:
         if found is not None:
             origin, text = found
             values[flag.scope][flag.field] = _parse(flag, origin, text)
-            origins[_origin_key(flag)] = origin
+            origins[origin_key(flag)] = origin
     daemon = values["daemon"]
     engine = _settle(values["engine"], daemon, machine)
     api_key_file = daemon.pop("api_key_file", None)
@@ -181,7 +181,8 @@ def _utf8(text: str) -> str:
     return text
 
 
-def _origin_key(flag: Flag) -> str:
+def origin_key(flag: Flag) -> str:
+    """What a flag's value is called in `Resolved.origins`."""
     return flag.field if flag.scope == "daemon" else f"engine.{flag.field}"
 
 

@@ -1,6 +1,5 @@
 """Import of llama-swap's configuration: its mlx_lm.server commands become models of ours."""
 
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from mlx_isolate_supervisor.settings.file import (
     parse_file,
 )
 from mlx_isolate_supervisor.settings.flags import BY_NAME
-from mlx_isolate_supervisor.settings.macros import Macros
+from mlx_isolate_supervisor.settings.macros import ENVIRONMENT_REFERENCE, Macros
 from mlx_isolate_supervisor.settings.yaml_text import read_yaml
 
 # Where one engine listens is the supervisor's business now; nothing is lost by leaving them out.
@@ -36,7 +35,6 @@ _OBSOLETE_KEYS = (
     "name",
     "description",
 )
-_ENVIRONMENT = re.compile(r"\$\{env\.([A-Za-z0-9_.-]+)\}")
 # stripParams in an older spelling that llama-swap still reads.
 _OLD_STRIP_KEY = "strip_params"
 # llama-swap fills these in itself.
@@ -60,7 +58,7 @@ def import_llama_swap(path: Path, environment: Mapping[str, str]) -> Imported:
     source = read_yaml(path)
     remarks: list[str] = []
     # What a variable holds may be a secret, so each stands for itself in what is printed.
-    unread = {name: f"${{env.{name}}}" for name in _ENVIRONMENT.findall(repr(source))}
+    unread = {name: f"${{env.{name}}}" for name in ENVIRONMENT_REFERENCE.findall(repr(source))}
     shared = _GIVEN | mapping(source.get("macros"), "macros")
     everywhere = Macros(shared, unread)
     ours: dict[str, Any] = {}

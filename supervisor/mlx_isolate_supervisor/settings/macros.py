@@ -6,6 +6,8 @@ from typing import Any
 
 from mlx_isolate_shared.errors import ConfigError
 
+# Captures the name of a variable of the environment.
+ENVIRONMENT_REFERENCE = re.compile(r"\$\{env\.([A-Za-z0-9_.-]+)\}")
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 # All that macros may stand for in one file, characters; macros of macros double without end.

@@ -5,6 +5,7 @@ Importing this module costs 60 ms, so it is imported at the first scrape.
 
 from collections.abc import Iterable, Iterator
 from math import inf
+from typing import get_args
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -32,15 +33,6 @@ from mlx_isolate_supervisor.telemetry.status import ModelStatus, State, Status
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "mlx_isolate_"
 OUTCOMES = ("answered", "rejected", "failed", "cancelled")
-STATES: tuple[State, ...] = (
-    "stopped",
-    "starting",
-    "ready",
-    "draining",
-    "stopping",
-    "backoff",
-    "failed",
-)
 _ENGINE_COUNTERS = {
     "prompt_tokens": "Prompt tokens run through the model.",
     "generated_tokens": "Tokens generated.",
@@ -162,7 +154,7 @@ class _Families(Collector):
         )
         mlx = _gauge("engine_mlx_memory_bytes", "Memory as MLX counts it.", "model", "kind")
         for model in self._models:
-            for name in STATES:
+            for name in get_args(State):
                 state.add_metric([model.id, name], float(model.state == name))
             number.add_metric([model.id], model.incarnation)
             for cause, count in model.restarts_by_cause.items():
