@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_lm.tool_parsers import json_tools, mistral, qwen3_coder
+from mlx_lm.tool_parsers import (
+    glm47,
+    json_tools,
+    kimi_k2,
+    minicpm5,
+    mistral,
+    muse_spark,
+    qwen3_coder,
+)
 
 from mlx_isolate_engine.completion.events import Event, ToolCallDelta
 from mlx_isolate_engine.generation.assembly import TextAssembly
@@ -156,6 +164,39 @@ def test_what_never_becomes_a_call_is_text_in_a_stream_too() -> None:
     text = "<tool_call>" + "nonsense " * 300 + "</tool_call>"
     streamed, _ = run(cut(text, random.Random(1)), JSON_TOOLS, stream=True)
     assert (content(streamed), calls(streamed)) == (text, [])
+
+
+# A call whose argument has not ended, in formats whose parsers read calls out of that all the same.
+CUT_CALLS = {
+    glm47: "add\n<arg_key>n</arg_key>\n<arg_value>1",
+    kimi_k2: '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"n": 1',
+    minicpm5: '"add"><param name="n">1',
+    muse_spark: '<atem:invoke name="add"><atem:parameter name="n">1',
+}
+
+
+@pytest.mark.parametrize("family", CUT_CALLS, ids=lambda family: family.__name__.split(".")[-1])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_the_limit_or_a_stop_string_cuts_is_text(family: Any, *, stream: bool) -> None:
+    tokenizer = FakeTokenizer(
+        tool_parser=family.parse_tool_call,
+        tool_call_start=family.tool_call_start,
+        tool_call_end=family.tool_call_end,
+    )
+    begun = f"so: {family.tool_call_start}{CUT_CALLS[family]}"
+
+    def told(pieces: list[bytes], *stop: str, is_cut: bool) -> tuple[str, bool]:
+        plan = TextPlan(split_reasoning=True, tools=TOOLS, stop=stop, stream_calls=stream)
+        assembly = TextAssembly(plan, ByteDecoder(pieces.__getitem__), tokenizer)
+        events = [event for token in range(len(pieces)) for event in assembly.feed(token)]
+        return content([*events, *assembly.finish(is_cut=is_cut)]), assembly.has_tool_calls
+
+    assert told([begun.encode()], is_cut=True) == (begun, False)
+    assert told([begun.encode(), b"ENDed"], "END", is_cut=False) == (begun, False)
+    # A model that ends by itself may leave the closing marker out; it may be the stop string, too.
+    assert told([begun.encode()], is_cut=False) == ("so: ", True)
+    closing = family.tool_call_end
+    assert told([begun.encode(), closing.encode()], closing, is_cut=False) == ("so: ", True)
 
 
 def test_a_family_that_does_not_write_json_gives_its_calls_whole() -> None:

@@ -41,6 +41,7 @@ class TextAssembly:
             if plan.tools and tokenizer.has_tool_calling
             else None
         )
+        self._tool_closing = str(tokenizer.tool_call_end or "")
         self._one_call = plan.one_call
         self._states: StateScanner | None = None
         if plan.split_reasoning:
@@ -80,8 +81,12 @@ class TextAssembly:
             self.reasoning_tokens += 1
         return self._pass_on(text)
 
-    def finish(self) -> list[Event]:
-        """The last events, when no more tokens come."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The last events, when no more tokens come.
+
+        Args:
+            is_cut: the model would have gone on.
+        """
         events: list[Event] = []
         if self.stop_string is None:
             events += self._pass_on(self._decoder.flush())
@@ -91,7 +96,7 @@ class TextAssembly:
             for span in self._states.flush():
                 self._handle(span, events)
         if self._tool_opening:
-            self._close_tool("", events)
+            self._close_tool("", events, is_cut=is_cut or self._is_cut_by_stop)
         if self._ledger is not None and (left := self._ledger.finish()):
             events.append(ContentDelta(text="", logprobs=left))
         return events
@@ -132,11 +137,17 @@ class TextAssembly:
         else:
             self._skip(len(span.marker))
 
-    def _close_tool(self, closing: str, events: list[Event]) -> None:
+    @property
+    def _is_cut_by_stop(self) -> bool:
+        """Whether a stop string has ended the text elsewhere than at the end of a tool block."""
+        stop = self.stop_string
+        return stop is not None and not (stop in self._tool_closing or self._tool_closing in stop)
+
+    def _close_tool(self, closing: str, events: list[Event], *, is_cut: bool = False) -> None:
         """A tool block has ended: its calls, or its raw text if there is none in it."""
         assert self._tools is not None
         raw = self._tool_opening + self._tool_text + closing
-        calls = self._tools.close(self._tool_text)
+        calls = self._tools.close(self._tool_text, is_cut=is_cut)
         self._tool_opening = self._tool_text = ""
         if calls is None:
             self._add_content(raw, events)

@@ -154,7 +154,7 @@ class Row:
         if self.assembly.is_whole:
             return Advance(events + self.assembly.finish(), "stop")
         if self.generated >= self.plan.max_tokens:
-            return Advance(events + self.assembly.finish(), "length")
+            return Advance(events + self.assembly.finish(is_cut=True), "length")
         return Advance(events, None)
 
     def summary(self, reason: FinishReason, placement: Placement) -> CompletionSummary:

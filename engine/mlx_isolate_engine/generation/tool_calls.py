@@ -57,11 +57,17 @@ class ToolCallReader:
             for piece in self._block.feed(text)
         ]
 
-    def close(self, text: str) -> list[ToolCallDelta] | None:
-        """A block has ended: calls of `text` not given out yet; None if there is none in it."""
+    def close(self, text: str, *, is_cut: bool = False) -> list[ToolCallDelta] | None:
+        """A block has ended: calls of `text` not given out yet; None if there is none in it.
+
+        Args:
+            is_cut: the model would have written more of it.
+        """
         if self._is_done:
             return []
         block, self._block = self._block, CallStream.of(self._parser, one_call=self._one_call)
+        if is_cut and block is None:
+            return None  # some parsers read a call out of half of one, without its arguments
         if block is not None and not self._streams:
             block.feed(text)
         calls = self._read(text)
