@@ -70,6 +70,26 @@ def test_no_more_than_the_places_are_handed_out_and_in_order() -> None:
     run(main())
 
 
+def test_what_is_waited_for_is_told_in_words() -> None:
+    async def main() -> None:
+        async with pool_rig(places=1) as rig:
+            slot = rig.pool.find("m")
+            lease = await slot.admit("1")
+            assert slot.describe_wait() == "m is ready"
+            waiting = [asyncio.create_task(slot.admit("2"))]
+            await asyncio.sleep(0)
+            assert slot.describe_wait() == "1 request waits for a place in m"
+            waiting.append(asyncio.create_task(slot.admit("3")))
+            await asyncio.sleep(0)
+            assert slot.describe_wait() == "2 requests wait for a place in m"
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            lease.release("answered")
+
+    run(main())
+
+
 def test_who_leaves_the_queue_is_skipped() -> None:
     async def main() -> None:
         async with pool_rig(places=1) as rig:

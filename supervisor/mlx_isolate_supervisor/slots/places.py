@@ -71,7 +71,13 @@ class Places:
         if self._residence.reason is not None:
             return f"{name} waits {self._residence.reason}"
         if machine.state is State.READY:
-            return f"{len(self._line)} requests wait for a place in {name}"
+            match len(self._line):
+                case 0:  # it has its place, and nothing of its answer yet
+                    return f"{name} is ready"
+                case 1:
+                    return f"1 request waits for a place in {name}"
+                case waiting:
+                    return f"{waiting} requests wait for a place in {name}"
         if engine is not None and engine.loading is not None:
             fraction = engine.loading.fraction
             share = "" if fraction is None else f" {fraction:.0%}"
