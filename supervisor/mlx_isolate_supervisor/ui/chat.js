@@ -118,7 +118,7 @@ export class Chat {
       this.log.append(
         h("p", {
           class: "empty",
-          text: "Conversations stay in this browser. If the engine dies in mid-answer, what came so far is kept and can be continued.",
+          text: "Conversations stay in this browser. If the engine dies in mid-answer, what came so far is kept and can be continued. A base model, as demo is one, goes on with a text: give it the beginning of a story; a question it repeats.",
         }),
       );
     this.listConversations();
