@@ -35,10 +35,14 @@ def test_an_overlong_line_is_dropped_once_and_the_next_is_whole(size: int) -> No
     assert splitter.dropped == 2
 
 
-def test_an_overlong_line_is_cut_where_nothing_may_be_lost() -> None:
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 100])
+def test_an_overlong_line_is_cut_where_nothing_may_be_lost(size: int) -> None:
+    data = b"abcdefghijkl\nmnop\nqrstu"
     splitter = LineSplitter(4, "cut")
-    assert splitter.feed(b"abcdefghij") == [b"abcd", b"efgh", b"ij"]
-    assert splitter.feed(b"kl\nm\n") == [b"kl", b"m"]
+    lines: list[bytes] = []
+    for at in range(0, len(data), size):
+        lines += splitter.feed(data[at : at + size])
+    assert lines + splitter.finish() == [b"abcd", b"efgh", b"ijkl", b"mnop", b"qrst", b"u"]
 
 
 @pytest.mark.parametrize("overlong", ["drop", "cut"])

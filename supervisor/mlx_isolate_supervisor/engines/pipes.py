@@ -48,8 +48,11 @@ class LineSplitter:
                 lines += self._within_limit(part)
         if len(self._rest) > self._limit:
             if self._overlong == "cut":
-                lines += self._within_limit(self._rest)
-            elif not self._is_dropping:
+                # Pieces are of full length, however few bytes come at a time.
+                *whole, self._rest = self._within_limit(self._rest)
+                lines += whole
+                return lines
+            if not self._is_dropping:
                 self._is_dropping = True
                 self.dropped += 1
             self._rest = b""
