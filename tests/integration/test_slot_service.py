@@ -37,6 +37,15 @@ def test_a_model_is_down_until_it_is_wanted() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("id", ["-rf", "--incarnation", "--id=m"])
+def test_a_model_may_be_called_like_a_flag(id: str) -> None:
+    async def main() -> None:
+        async with pool_rig({id: {}}) as rig:
+            assert (await rig.complete(id)).status == 200
+
+    run(main())
+
+
 def test_preload_loads_at_start_and_tells_the_steps() -> None:
     async def main() -> None:
         async with pool_rig({"m": {"load_s": 0.1}}, preload=True) as rig:

@@ -101,7 +101,9 @@ def start_child(
     Raises:
         OSError: it cannot be started.
     """
-    argv = [*command.argv, "--id", name.id, "--incarnation", str(name.incarnation)]
+    # An id that begins with a dash would be taken for a flag.
+    id = [f"--id={name.id}"] if name.id.startswith("-") else ["--id", name.id]
+    argv = [*command.argv, *id, "--incarnation", str(name.incarnation)]
     argv += ["--spec-fd", str(pipes.spec[0]), "--report-fd", str(pipes.report[1])]
     argv += ["--lifeline-fd", str(pipes.lifeline[0]), "--nice", str(command.nice)]
     try:
