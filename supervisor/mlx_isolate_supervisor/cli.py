@@ -5,6 +5,7 @@ still being imported sees no traceback either.
 """
 
 import errno
+import io
 import os
 import sys
 
@@ -30,6 +31,7 @@ def main(argv: "Sequence[str] | None" = None, engine: "EngineCommand | None" = N
     """
     try:
         _open_missing_streams()
+        _show_what_has_no_character()
         arguments = list(sys.argv[1:] if argv is None else argv)
         try:
             from mlx_isolate_supervisor import subcommands
@@ -65,6 +67,12 @@ def _open_missing_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _show_what_has_no_character() -> None:
+    """Let stdout show as an escape what its encoding lacks, as stderr does: a model's name, say."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

@@ -4,9 +4,12 @@ import io
 import os
 from typing import Literal
 
+import msgspec
 import pytest
 
 from mlx_isolate_shared.wire import CacheFigures, Loading, Progress
+from mlx_isolate_supervisor import subcommands
+from mlx_isolate_supervisor.cli import main
 from mlx_isolate_supervisor.commands.client import Daemon, daemon_of_settings
 from mlx_isolate_supervisor.commands.control import outcome_line
 from mlx_isolate_supervisor.commands.errors import CommandError
@@ -55,7 +58,13 @@ def test_what_is_no_answer_of_a_daemon_is_told_in_a_sentence() -> None:
 def test_only_an_engine_that_served_is_called_lost(
     before: Literal["starting", "ready"], told: str
 ) -> None:
-    moved = Transition(
+    moved = lost(before)
+    assert trouble_of(moved) == told
+    assert trouble_of(msgspec.structs.replace(moved, is_planned=True)) is None
+
+
+def lost(before: Literal["starting", "ready"]) -> Transition:
+    return Transition(
         model="m",
         incarnation=1,
         pid=None,
@@ -65,7 +74,21 @@ def test_only_an_engine_that_served_is_called_lost(
         reason="no hub.",
         at=0.0,
     )
-    assert trouble_of(moved) == told
+
+
+def test_a_character_that_the_terminal_lacks_is_shown_as_an_escape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "ascii"))
+
+    def show(_arguments: object, _engine: object) -> int:
+        print("m\u00fc")
+        return 0
+
+    monkeypatch.setattr(subcommands, "run", show)
+    main([])
+    assert written.getvalue() == b"m\\xfc\n"
 
 
 def test_ps_prints_one_line_a_model() -> None:
