@@ -283,6 +283,8 @@ class Daemon:
 
 def trouble_of(moved: Transition) -> str | None:
     """What a person is told about a step that is bad news; None where it is not."""
+    if moved.is_planned:
+        return None
     # An engine that ends while it loads was nobody's to lose.
     event = "start_failed" if (moved.before, moved.event) == ("starting", "lost") else moved.event
     told = TROUBLE.get(event)

@@ -221,5 +221,11 @@ def test_evict_first_never_runs_two() -> None:
             assert rig.moves() == [
                 *("starting", "ready", "draining", "stopping", "backoff", "starting", "ready")
             ]
+            [gone] = [step for step in rig.transitions if step.event == "lost"]
+            assert gone.is_planned  # nobody is told that it was lost
+            rig.kill()
+            await wait_until(lambda: rig.status().incarnation == 3, 10, "the comeback")
+            [_, lost] = [step for step in rig.transitions if step.event == "lost"]
+            assert not lost.is_planned
 
     run(main())

@@ -231,6 +231,7 @@ class Machine:
             after=cell.state.value,
             reason=reason,
             at=wall,
+            is_planned=event is Event.LOST and self.past.is_end_planned,
         )
         _log_transition(moved)
         self.tell(moved)
@@ -335,7 +336,8 @@ def _level_of(moved: Transition) -> int:
     """How loud a step is told: what serves nobody any more, and what nobody asked for, stand out."""
     if moved.after == "failed" and moved.before != "failed":
         return logging.ERROR
-    return logging.WARNING if moved.event in UNASKED else logging.INFO
+    is_unasked = moved.event in UNASKED and not moved.is_planned
+    return logging.WARNING if is_unasked else logging.INFO
 
 
 def _log_transition(moved: Transition) -> None:

@@ -58,6 +58,11 @@ class Past:
         return self.failure is not None and self.failure.cause == "cannot_work"
 
     @property
+    def is_end_planned(self) -> bool:
+        """Whether the last engine that ended had been told to."""
+        return self.last_exit is not None and self.last_exit.cause == "planned"
+
+    @property
     def deserves_standby(self) -> bool:
         """Not in a crash loop, nor after exit 78: it would only use them up."""
         could_work = self.last_exit is None or self.last_exit.code != EXIT_CANNOT_WORK

@@ -198,6 +198,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, tag="transition"):
         pid: of the engine it is about, None where there is none.
         reason: one sentence, may be empty.
         at: seconds since the epoch.
+        is_planned: whether an engine has ended here that had been told to, for another one.
     """
 
     model: str
@@ -208,6 +209,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, tag="transition"):
     after: State
     reason: str
     at: float
+    is_planned: bool = False
 
 
 class LoadStep(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
