@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlx_isolate_engine.protocols.json_body import BRACKETS_MAX
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
 from tests.fakes.scripted_service import Step, content
@@ -113,6 +114,17 @@ def test_body_over_the_limit_is_413() -> None:
         assert unpacked.status == 413
 
     run(scenario, settings=EngineSettings(body_bytes_max=1000))
+
+
+def test_body_of_too_many_lists_is_refused_before_they_are_built() -> None:
+    async def scenario(served: Served) -> None:
+        lists = b"[]," * BRACKETS_MAX + b"[]"
+        messages = json.dumps(HELLO["messages"]).encode()
+        response = await served.chat(b'{"x":[' + lists + b'],"messages":' + messages + b"}")
+        assert response.status == 400
+        assert "too many lists" in response.json["error"]["message"]
+
+    run(scenario, content("a"))
 
 
 def test_compressed_body_is_read_and_a_broken_one_refused() -> None:

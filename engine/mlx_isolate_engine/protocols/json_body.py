@@ -17,8 +17,12 @@ from mlx_isolate_shared.errors import RequestError
 # Nesting of free-form values (tool schemas, template arguments): templates and schema compilers
 # recurse over them.
 FREE_FORM_DEPTH_MAX = 48
-# Values in one free-form field; without it a body of empty lists costs forty times its size.
+# Values in one free-form field.
 FREE_FORM_NODES_MAX = 200_000
+# Lists and objects of a whole body, brackets in its texts counted like them; far more than any
+# context holds. A body of empty lists takes forty times its size once it is built, and while that
+# goes on no other thread runs, so that 64 MiB of them would be taken for a hang.
+BRACKETS_MAX = 2_000_000
 
 T = TypeVar("T")
 
@@ -53,6 +57,16 @@ def decode_body(body: bytes, shape: type[T]) -> T:
         raise RequestError("The request body is nested too deeply.") from error
 
 
+def check_brackets(body: bytes) -> None:
+    """Refuse a body that could hold too many lists and objects, before any is built.
+
+    Raises:
+        RequestError: it could.
+    """
+    if len(body) > BRACKETS_MAX and body.count(b"[") + body.count(b"{") > BRACKETS_MAX:
+        raise RequestError("The request body has too many lists and objects.")
+
+
 def check_free_form(value: Any, param: str) -> None:
     """Refuse a free-form value that is nested too deeply or has too many parts.
 
@@ -64,13 +78,12 @@ def check_free_form(value: Any, param: str) -> None:
     for _ in range(FREE_FORM_DEPTH_MAX):
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        nodes += len(inner)
-        if nodes > FREE_FORM_NODES_MAX:
-            raise RequestError(f"'{param}' has too many parts.", param=param)
+            if not isinstance(item, (dict, list)):
+                continue
+            nodes += len(item)
+            if nodes > FREE_FORM_NODES_MAX:
+                raise RequestError(f"'{param}' has too many parts.", param=param)
+            inner.extend(item.values() if isinstance(item, dict) else item)
         if not inner:
             return
         level = inner
