@@ -1,7 +1,7 @@
 """OpenAI text completions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -106,15 +106,14 @@ def _prompts(
         raise RequestError("'prompt' is required and may not be empty.", param="prompt")
     if isinstance(prompt, str):
         return [TextPrompt(text=prompt)]
-    texts = [item for item in prompt if isinstance(item, str)]
-    tokens = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if len(tokens) == len(prompt):
-        return [TokensPrompt(tokens=tuple(tokens))]
-    if len(texts) == len(prompt) and all(texts):
-        return [TextPrompt(text=text) for text in texts]
-    if len(lists) == len(prompt) and all(lists):
-        return [TokensPrompt(tokens=tuple(ids)) for ids in lists]
+    # A prompt may be millions of token ids, while the streams of others wait for this.
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [TokensPrompt(tokens=tuple(cast(list[int], prompt)))]
+    if kinds == {str} and all(prompt):
+        return [TextPrompt(text=text) for text in cast(list[str], prompt)]
+    if kinds == {list} and all(prompt):
+        return [TokensPrompt(tokens=tuple(ids)) for ids in cast(list[list[int]], prompt)]
     raise RequestError(
         "Invalid value for 'prompt': expected text, a list of texts, token ids, or a list of "
         "lists of token ids, none of them empty.",
