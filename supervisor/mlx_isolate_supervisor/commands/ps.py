@@ -11,18 +11,16 @@ from mlx_isolate_supervisor.settings.quantities import show_bytes, show_seconds
 from mlx_isolate_supervisor.telemetry.status import ModelStatus, Status
 
 HEADER = (
-    *(
-        "MODEL",
-        "STATE",
-        "PID",
-        "ENGINE",
-        "ACTIVE",
-        "QUEUED",
-        "MEMORY",
-        "RESTARTS",
-        "SINCE",
-        "STAYS",
-    ),
+    "MODEL",
+    "STATE",
+    "PID",
+    "ENGINE",
+    "ACTIVE",
+    "QUEUED",
+    "MEMORY",
+    "RESTARTS",
+    "SINCE",
+    "STAYS",
 )
 NUMBERS = frozenset({"PID", "ENGINE", "ACTIVE", "QUEUED", "MEMORY", "RESTARTS"})
 

@@ -134,11 +134,11 @@ class PipeReader:
         os.close(self._fd)
 
     def _read_rest(self) -> None:
-        rest = b""
+        rest = bytearray()
         with contextlib.suppress(BlockingIOError):
             while (left := FINAL_BYTES_MAX - len(rest)) and (data := os.read(self._fd, left)):
                 rest += data
-        lines = (self._splitter.feed(rest) + self._splitter.finish())[-FINAL_LINES_MAX:]
+        lines = (self._splitter.feed(bytes(rest)) + self._splitter.finish())[-FINAL_LINES_MAX:]
         if lines:
             self._on_lines(lines)
 

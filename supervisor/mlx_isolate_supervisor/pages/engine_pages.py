@@ -54,7 +54,7 @@ async def ask_engine(
             aiohttp.ClientSession(connector=connector, timeout=limit) as session,
             session.request(method, f"http://engine{target}", data=body, headers=headers) as answer,
         ):
-            found = b""
+            found = bytearray()
             async for chunk in answer.content.iter_any():
                 found += chunk
                 if len(found) > ANSWER_BYTES_MAX:
