@@ -12,7 +12,7 @@ import pytest
 
 from mlx_isolate_shared import wire
 from mlx_isolate_supervisor.open_files import WANTED
-from tests.running_daemon import RunningDaemon, fake_model, read_until
+from tests.running_daemon import RunningDaemon, fake_model, read_all, read_until
 from tests.waiting import wait_for
 
 STATUS_FIELDS = {
@@ -169,7 +169,14 @@ def test_unload_of_everything_is_not_for_pages_of_other_sites(daemon: RunningDae
     refused = daemon.ask("GET", "/unload", headers={"Sec-Fetch-Site": "cross-site"})
     assert refused.status == 403
     assert daemon.wait_state("ready", 0)
-    assert daemon.ask("GET", "/unload").body == b"OK"
+    stream = daemon.stream(model="first", fake={"chunks": 1000, "interval_s": 0.05})
+    read_until(stream, b"data:")
+    asking = daemon.open_socket()
+    asking.sendall(b"GET /unload HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    daemon.wait_state("stopped", 1)  # without waiting for the stream of the other
+    assert daemon.status()["models"][0]["state"] == "draining"
+    stream.close()
+    assert read_all(asking).endswith(b"OK")
     assert [model["state"] for model in daemon.status()["models"]] == ["stopped", "stopped"]
     for model in ("first", "second"):
         assert daemon.ask("POST", "/models/load", {"model": model}).status == 200

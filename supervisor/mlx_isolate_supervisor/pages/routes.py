@@ -3,6 +3,7 @@
 The only ones that wait are the controls, which a caller asks to wait.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -186,8 +187,8 @@ class Routes:
             raise RequestError(
                 "A page of another site may not do this.", status=403, code="origin_not_allowed"
             )
-        for model in self._daemon.pool.model_ids:
-            await self._daemon.pool.unload(model)
+        pool = self._daemon.pool
+        await asyncio.gather(*(pool.unload(model) for model in pool.model_ids))
         return web.Response(text="OK")
 
     async def _control(
