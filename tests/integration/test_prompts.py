@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.chat_templates import deepseek_v32
 
 from mlx_isolate_engine.completion.prompt import BuiltPrompt, PromptBuilder
 from mlx_isolate_engine.completion.request import (
@@ -137,6 +138,17 @@ def test_template_arguments_may_not_change_the_renderer(model_folder: Folder, na
     with pytest.raises(RequestError) as caught:
         builder(model_folder).build(chat(user("x"), template_kwargs={name: "x"}))
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_renderer_that_knows_no_effort_renders_without_it(model_folder: Folder) -> None:
+    subject = builder(model_folder)
+    tokenizer: Any = subject._tokenizer  # pyright: ignore[reportPrivateUsage]
+    tokenizer._chat_template = deepseek_v32.apply_chat_template
+    plain = subject.build(chat(user("x"))).plan.tokens
+    asked = {"reasoning_effort": "low", "verbosity": "low"}
+    assert subject.build(chat(user("x"), template_kwargs=asked)).plan.tokens == plain
+    with pytest.raises(RequestError):
+        subject.build(chat(user("x"), template_kwargs={**asked, "colour": "red"}))
 
 
 @pytest.mark.case("x6")

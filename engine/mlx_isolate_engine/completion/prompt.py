@@ -25,6 +25,8 @@ from mlx_isolate_shared.errors import RequestError
 # Stands inside a literal control token while the template runs: a noncharacter, so that no
 # text that means something holds it.
 BREAK = "\ufdd0"
+# What every chat request may ask for, and a renderer that is no template but Python may not know.
+HINTS = frozenset({"reasoning_effort", "verbosity"})
 # A prompt that ends in a think block: how far from the end its opening marker may lie, in tokens.
 THINK_TAIL_TOKENS = 11
 # With no template: a transcript that a base model goes on from (only on request).
@@ -151,6 +153,9 @@ class PromptBuilder:
             TypeError,
             ValueError,
         ) as error:
+            if isinstance(error, TypeError) and HINTS & arguments.keys():
+                unasked = {name: arguments[name] for name in arguments.keys() - HINTS}
+                return self._render(messages, tools, unasked, param)
             reason = str(error).strip().split("\n")[0][:300] or "no reason given"
             raise RequestError(
                 f"The model's chat template does not take these messages: {reason}",
