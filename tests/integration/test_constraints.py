@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
+from mlx_lm.chat_templates import muse_spark
 
+from mlx_isolate_engine.completion.constraints import ConstraintCompiler
 from mlx_isolate_engine.completion.events import ToolCallDelta
 from mlx_isolate_engine.completion.grammars import Marker, json_answer_or_calls
 from mlx_isolate_engine.completion.request import (
@@ -20,6 +22,7 @@ from mlx_isolate_engine.completion.request import (
     SamplingRequest,
     ToolChoice,
 )
+from mlx_isolate_engine.generation.plan import Constraint
 from mlx_isolate_shared.errors import RequestError
 from tests.integration.generation_rig import (
     Answer,
@@ -238,6 +241,23 @@ def test_the_answer_after_an_open_think_block_is_constrained(
             assert answer.text.lstrip()[0] == "["
 
     run_async(test())
+
+
+def test_an_answer_whose_messages_have_heads_is_constrained_behind_its_own(
+    full_model: Path,
+) -> None:
+    tokenizer: Any = load_tiny(full_model).tokenizer
+    tokenizer._response_format = muse_spark.RESPONSE_FORMAT
+    vocabulary = from_tokenizer(tokenizer._tokenizer)
+    compiler = ConstraintCompiler(tokenizer, vocabulary.vocab_size, lambda: vocabulary)
+    request = chat_request("go", response_format=NUMBERS)
+    constraint = compiler.compile(request, "header")
+    assert isinstance(constraint, Constraint)
+    assert constraint.after is not None
+    assert constraint.after.text == b"to=user<|message|>"
+    at_once = compiler.compile(request, "normal")
+    assert isinstance(at_once, Constraint)
+    assert at_once.after is None
 
 
 async def forced(subject: Rig, *tools: dict[str, Any]) -> ToolCallDelta:

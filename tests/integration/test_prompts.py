@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_lm.chat_templates import deepseek_v32
+from mlx_lm.chat_templates import deepseek_v32, muse_spark
 
 from mlx_isolate_engine.completion.prompt import BuiltPrompt, PromptBuilder
 from mlx_isolate_engine.completion.request import (
@@ -149,6 +149,16 @@ def test_a_renderer_that_knows_no_effort_renders_without_it(model_folder: Folder
     assert subject.build(chat(user("x"), template_kwargs=asked)).plan.tokens == plain
     with pytest.raises(RequestError):
         subject.build(chat(user("x"), template_kwargs={**asked, "colour": "red"}))
+
+
+def test_an_answer_that_goes_on_is_behind_the_head_of_its_message(model_folder: Folder) -> None:
+    subject = builder(model_folder)
+    tokenizer: Any = subject._tokenizer  # pyright: ignore[reportPrivateUsage]
+    tokenizer._response_format = muse_spark.RESPONSE_FORMAT
+    assert subject.build(chat(user("x"))).initial_state == "header"
+    cut = {"role": "assistant", "content": "one, two"}
+    go_on = {"continue_final_message": True}
+    assert subject.build(chat(user("x"), cut, template_kwargs=go_on)).initial_state == "normal"
 
 
 @pytest.mark.case("x6")

@@ -13,11 +13,11 @@ from llguidance.hf import from_tokenizer
 from mlx_lm.tool_parsers import mistral
 
 from mlx_isolate_engine.completion.constraints import overruns_of
-from mlx_isolate_engine.completion.grammars import Marker, begun_call
+from mlx_isolate_engine.completion.grammars import Marker, begun_call, json_answer
 from mlx_isolate_engine.completion.request import SamplingRequest, ToolChoice
 from mlx_isolate_engine.completion.service import NOT_STRICT
-from mlx_isolate_engine.generation.constrained import CallProcessor
-from mlx_isolate_engine.generation.plan import CallConstraint
+from mlx_isolate_engine.generation.constrained import CallProcessor, ConstraintProcessor
+from mlx_isolate_engine.generation.plan import AwaitedMarker, CallConstraint, Constraint
 from mlx_isolate_shared.errors import RequestError
 from tests.integration.generation_rig import Answer, chat_request, load_tiny, rig, run_async
 from tests.material.models import ModelSpec
@@ -96,6 +96,38 @@ def test_every_call_of_a_random_model_keeps_to_its_strict_schema(
     run_async(test())
 
 
+def allowed_by(processor: Any, written: str, raws: list[bytes]) -> set[bytes]:
+    """What may follow a text whose characters are a token each."""
+    logits = processor(mx.array([0]), mx.zeros((1, len(raws))))
+    for char in written:
+        logits = processor(mx.array([raws.index(char.encode())]), mx.zeros((1, len(raws))))
+    return {raw for raw, logit in zip(raws, logits[0].tolist(), strict=True) if logit == 0}
+
+
+def test_a_marker_that_is_written_out_begins_a_held_answer_too(full_model: Path) -> None:
+    tokenizer: Any = load_tiny(full_model).tokenizer
+    vocabulary = from_tokenizer(tokenizer._tokenizer)
+    raws = [vocabulary.decode_bytes([token]) for token in range(vocabulary.vocab_size)]
+    end = b"</in"
+    overrun = next(raw for raw in raws if raw.startswith(b"in") and raw != b"in")
+    constraint = Constraint(
+        matcher=LLMatcher(vocabulary, json_answer({"const": 3}), log_level=0),
+        after=AwaitedMarker(text=end, overruns=overruns_of(end, raws)),
+    )
+
+    def allowed(written: str) -> set[bytes]:
+        return allowed_by(
+            ConstraintProcessor(constraint, len(raws), raws.__getitem__), written, raws
+        )
+
+    for free in ("", "so ", "</", "</ </x"):
+        assert allowed(free) >= {b"x", b"{", b"</in"[:1]}, free
+    assert overrun in allowed("<")
+    assert overrun not in allowed("so </")
+    for held in ("</in", "so </</in", "</in"):
+        assert allowed(held) == {b"3"}, held
+
+
 def test_a_marker_that_is_written_out_opens_a_held_call_too(full_model: Path) -> None:
     tokenizer: Any = load_tiny(full_model).tokenizer
     vocabulary = from_tokenizer(tokenizer._tokenizer)
@@ -104,17 +136,11 @@ def test_a_marker_that_is_written_out_opens_a_held_call_too(full_model: Path) ->
     grammar = begun_call([strict(TOOLS[0])["function"]], Marker("[end]"))
     constraint = CallConstraint(
         matcher=LLMatcher(vocabulary, grammar, log_level=0),
-        opening=opening.encode(),
-        overruns=overruns_of(opening.encode(), raws),
+        opening=AwaitedMarker(text=opening.encode(), overruns=overruns_of(opening.encode(), raws)),
     )
 
     def allowed(written: str) -> set[bytes]:
-        """What may follow a text whose characters are a token each."""
-        processor = CallProcessor(constraint, size, raws.__getitem__)
-        logits = processor(mx.array([0]), mx.zeros((1, size)))
-        for char in written:
-            logits = processor(mx.array([raws.index(char.encode())]), mx.zeros((1, size)))
-        return {raw for raw, logit in zip(raws, logits[0].tolist(), strict=True) if logit == 0}
+        return allowed_by(CallProcessor(constraint, size, raws.__getitem__), written, raws)
 
     everything = set(raws)
     call = '{"name":"add","arguments":{"a":true}}'

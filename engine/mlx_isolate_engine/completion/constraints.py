@@ -24,7 +24,7 @@ from mlx_isolate_engine.completion.request import (
     JsonObjectFormat,
     JsonSchemaFormat,
 )
-from mlx_isolate_engine.generation.plan import CallConstraint, Constraint
+from mlx_isolate_engine.generation.plan import AwaitedMarker, CallConstraint, Constraint
 from mlx_isolate_engine.generation.vocabulary import Vocabulary
 from mlx_isolate_shared.errors import RequestError
 
@@ -62,6 +62,7 @@ class ConstraintCompiler:
         self._make_vocabulary = vocabulary
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._markers: dict[str, AwaitedMarker] = {}
 
     def is_needed(self, request: CompletionRequest) -> bool:
         """Whether an answer may not be just anything; cheap.
@@ -95,12 +96,25 @@ class ConstraintCompiler:
             raise RequestError("The schema is nested too deeply.") from error
         matcher = self._matcher(wanted)
         if wanted.is_of_calls:
-            opening = self._tokenizer.tool_call_start.encode()
-            return CallConstraint(matcher=matcher, opening=opening, overruns=self._overruns)
-        # An open think block is ended by the model itself; what follows it is the answer.
-        if initial_state == "reasoning":
-            return Constraint(matcher=matcher, after=tuple(self._tokenizer.think_end_tokens or ()))
+            return CallConstraint(
+                matcher=matcher, opening=self._awaited(self._tokenizer.tool_call_start)
+            )
+        # An open think block is ended by the model itself, and so is the head of a message, where
+        # a family has one; what follows is the answer.
+        after = self._end_of(initial_state)
+        if after:
+            return Constraint(matcher=matcher, after=self._awaited(after))
         return Constraint(matcher=self._gone_on(matcher, request))
+
+    def _end_of(self, state: str) -> str:
+        """The marker that leads from `state` to the answer; empty where that is there already."""
+        if state == "normal":
+            return ""
+        formats: dict[str, list[tuple[str, str]]] = self._tokenizer.response_transitions
+        ends = [marker for marker, after in formats.get(state, ()) if after == "normal"]
+        if state == "reasoning" and self._tokenizer.has_thinking:
+            ends.append(self._tokenizer.think_end)
+        return ends[0] if ends else ""
 
     def _gone_on(self, matcher: LLMatcher, request: CompletionRequest) -> LLMatcher:
         """Where an answer goes on that has begun as the grammar wants it, behind that beginning."""
@@ -184,10 +198,16 @@ class ConstraintCompiler:
         return Marker(text, token if is_special else None)
 
     @functools.cached_property
-    def _overruns(self) -> tuple[tuple[int, ...], ...]:
+    def _raws(self) -> list[bytes]:
         vocabulary = Vocabulary(self._tokenizer)
-        raws = [vocabulary.raw(token) for token in range(self._vocabulary_size)]
-        return overruns_of(self._tokenizer.tool_call_start.encode(), raws)
+        return [vocabulary.raw(token) for token in range(self._vocabulary_size)]
+
+    def _awaited(self, text: str) -> AwaitedMarker:
+        """A marker of the family, of which there are few."""
+        if text not in self._markers:
+            raw = text.encode()
+            self._markers[text] = AwaitedMarker(text=raw, overruns=overruns_of(raw, self._raws))
+        return self._markers[text]
 
     def _matcher(self, wanted: _Wanted) -> LLMatcher:
         vocabulary = self._vocabulary(wanted.param)
@@ -212,7 +232,7 @@ class ConstraintCompiler:
 
 
 def overruns_of(marker: bytes, raws: Sequence[bytes]) -> tuple[tuple[int, ...], ...]:
-    """See `CallConstraint.overruns`.
+    """See `AwaitedMarker.overruns`.
 
     Args:
         marker: what opens a call.

@@ -97,8 +97,12 @@ class PromptBuilder:
         text = self._render(messages, tools, arguments, chat.param)
         self._check_fits(text, chat.param)
         tokens = self._encode(text, is_rendered=True, param=chat.param)
+        # A family may begin its messages with a head; an answer that goes on is behind its own.
+        goes_on = bool(arguments.get("continue_final_message"))
         state, tail = self._thinking(
-            tokens, lambda: self._answer_begun(messages, tools, arguments, text)
+            tokens,
+            lambda: self._answer_begun(messages, tools, arguments, text),
+            None if goes_on else self._tokenizer.response_initial_state,
         )
         checkpoints = self._checkpoints(messages, tools, arguments, text, tokens)
         if tail is not None:
@@ -181,11 +185,10 @@ class PromptBuilder:
             raise context_length_exceeded(least, self._context_length, param, at_least=True)
 
     def _thinking(
-        self, tokens: list[int], answer_begun: Callable[[], str]
+        self, tokens: list[int], answer_begun: Callable[[], str], initial: str | None
     ) -> tuple[str, int | None]:
         """The state in which the answer begins, and where a think block at the end opens."""
-        initial = self._tokenizer.response_initial_state
-        state = "normal" if initial is None else str(initial)
+        state = "normal" if initial is None else initial
         if not self._tokenizer.has_thinking:
             return state, None
         opens = self._tokenizer.rfind_think_start(tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_isolate_engine.generation.plan import CallConstraint, Constraint
+from mlx_isolate_engine.generation.plan import AwaitedMarker, CallConstraint, Constraint
 
 
 class ConstraintFailedError(Exception):
@@ -76,29 +76,73 @@ class _Processor:
         raise NotImplementedError
 
 
+class _Watch:
+    """Waits for a marker in what a row writes, in whatever tokens it comes.
+
+    Args:
+        marker: the text and the tokens that would run over it.
+        vocabulary_size: width of the logits.
+        raw: bytes of a token.
+    """
+
+    def __init__(
+        self, marker: AwaitedMarker, vocabulary_size: int, raw: Callable[[int], bytes]
+    ) -> None:
+        self._marker = marker
+        self._vocabulary_size = vocabulary_size
+        self._raw = raw
+        self._tail = b""
+
+    def has_come(self, token: int) -> bool:
+        """Whether `token` completes the marker; then it is waited for anew."""
+        text = self._marker.text
+        self._tail = (self._tail + self._raw(token))[-len(text) :]
+        if self._tail != text:
+            return False
+        self._tail = b""
+        return True
+
+    def held(self, logits: Any) -> Any:
+        """Logits [1, vocabulary] without the tokens that would run over the marker."""
+        overruns = [
+            token
+            for written, overruns in enumerate(self._marker.overruns)
+            if self._tail.endswith(self._marker.text[:written])
+            for token in overruns
+        ]
+        if not overruns:
+            return logits
+        allowed: Any = np.ones(self._vocabulary_size, dtype=np.bool_)
+        allowed[overruns] = False
+        return mx.where(mx.array(allowed)[None], logits, -mx.inf)
+
+
 class ConstraintProcessor(_Processor):
     """Holds one row's whole answer to a grammar.
 
     Args:
         constraint: compiled.
         vocabulary_size: width of the logits.
+        raw: bytes of a token.
     """
 
-    def __init__(self, constraint: Constraint, vocabulary_size: int) -> None:
+    def __init__(
+        self, constraint: Constraint, vocabulary_size: int, raw: Callable[[int], bytes]
+    ) -> None:
         self._position = _Position(constraint.matcher, vocabulary_size)
-        self._after = list(constraint.after)
-        self._recent: list[int] = []
+        after = constraint.after
+        self._watch = None if after is None else _Watch(after, vocabulary_size, raw)
 
     def _held(self, logits: Any) -> Any:
-        return logits if self._after else self._position.only_allowed(logits)
+        if self._watch is not None:
+            return self._watch.held(logits)
+        return self._position.only_allowed(logits)
 
     def _accept(self, token: int) -> None:
-        if not self._after:
+        if self._watch is None:
             self._position.accept(token)
-            return
-        self._recent = [*self._recent, token][-len(self._after) :]
-        if self._recent == self._after:
-            self._after = []
+        elif self._watch.has_come(token):
+            self._watch = None
 
 
 class CallProcessor(_Processor):
@@ -115,36 +159,16 @@ class CallProcessor(_Processor):
     ) -> None:
         self._constraint = constraint
         self._vocabulary_size = vocabulary_size
-        self._raw = raw
+        self._watch = _Watch(constraint.opening, vocabulary_size, raw)
         self._call: _Position | None = None
-        self._tail = b""
 
     def _held(self, logits: Any) -> Any:
-        if self._call is not None:
-            return self._call.only_allowed(logits)
-        overruns = self._overruns()
-        if not overruns:
-            return logits
-        allowed: Any = np.ones(self._vocabulary_size, dtype=np.bool_)
-        allowed[overruns] = False
-        return mx.where(mx.array(allowed)[None], logits, -mx.inf)
+        return self._watch.held(logits) if self._call is None else self._call.only_allowed(logits)
 
     def _accept(self, token: int) -> None:
         if self._call is not None:
             self._call.accept(token)
             if self._call.is_complete:
-                self._call, self._tail = None, b""
-            return
-        opening = self._constraint.opening
-        self._tail = (self._tail + self._raw(token))[-len(opening) :]
-        if self._tail == opening:
+                self._call = None
+        elif self._watch.has_come(token):
             self._call = _Position(self._constraint.matcher, self._vocabulary_size)
-
-    def _overruns(self) -> list[int]:
-        opening = self._constraint.opening
-        return [
-            token
-            for written, overruns in enumerate(self._constraint.overruns)
-            if self._tail.endswith(opening[:written])
-            for token in overruns
-        ]

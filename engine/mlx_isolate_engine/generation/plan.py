@@ -72,16 +72,29 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int | None = None
 
 
+class AwaitedMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """A text behind which a grammar begins, wherever the model writes it.
+
+    Attributes:
+        text: in bytes, at least one.
+        overruns: at place n the tokens that, once n bytes of the text are there, would complete it
+            and go on behind it, where nobody could tell what may follow.
+    """
+
+    text: bytes
+    overruns: tuple[tuple[int, ...], ...]
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """A grammar that an answer must follow.
 
     Attributes:
         matcher: llguidance's LLMatcher at its start; every row takes a copy.
-        after: the answer begins after these tokens (the end of a think block); () = at once.
+        after: the answer begins behind this marker (the end of a think block); None = at once.
     """
 
     matcher: Any
-    after: tuple[int, ...] = ()
+    after: AwaitedMarker | None = None
 
 
 class CallConstraint(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +102,11 @@ class CallConstraint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         matcher: llguidance's LLMatcher right behind the opening marker; every call takes a copy.
-        opening: the marker, in bytes.
-        overruns: at place n the tokens that, once n bytes of the marker are there, would complete
-            it and go on behind it, where nobody could tell what the call may be.
+        opening: the marker.
     """
 
     matcher: Any
-    opening: bytes
-    overruns: tuple[tuple[int, ...], ...]
+    opening: AwaitedMarker
 
 
 class CompletionPlan(msgspec.Struct, frozen=True, kw_only=True):

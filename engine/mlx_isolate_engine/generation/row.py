@@ -48,7 +48,7 @@ class ModelFamily:
 def _held_to(constraint: Constraint | CallConstraint, family: ModelFamily) -> Any:
     if isinstance(constraint, CallConstraint):
         return CallProcessor(constraint, family.vocabulary_size, family.vocabulary.raw)
-    return ConstraintProcessor(constraint, family.vocabulary_size)
+    return ConstraintProcessor(constraint, family.vocabulary_size, family.vocabulary.raw)
 
 
 class Advance(NamedTuple):
