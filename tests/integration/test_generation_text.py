@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_isolate_engine.completion.request import SamplingRequest
+from mlx_isolate_engine.generation.thread import GenerationThread
 from mlx_isolate_engine.generation.vocabulary import Vocabulary
 from tests.integration.generation_rig import (
     chat_request,
@@ -62,6 +63,25 @@ def test_an_answer_that_ends_by_itself_says_stop(parrot_model: Path) -> None:
             assert answer.end.finish_reason == "stop"
             prompt = subject.loaded.tokenizer.encode(SENTENCE, add_special_tokens=False)
             assert answer.end.completion_tokens == len(prompt) + 1  # and the end token
+
+    run_async(test())
+
+
+def test_only_the_start_of_an_answer_loses_the_space_that_marks_it(
+    parrot_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GenerationThread, "marks_start_with_space", True)
+    said = " one two three four"
+
+    async def test() -> None:
+        async with rig(parrot_model) as subject:
+            begun = await subject.run(chat_request("say it", said, "say it", max_tokens=40))
+            assert begun.text == said[1:]
+            go_on = {"continue_final_message": True}
+            rest = await subject.run(
+                chat_request("say it", said, "say it", " one two", template_kwargs=go_on)
+            )
+            assert rest.text == " three four"
 
     run_async(test())
 

@@ -3,7 +3,6 @@
 Grammars are llguidance's. What it cannot compile is refused before anything runs.
 """
 
-import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -197,17 +196,14 @@ class ConstraintCompiler:
         is_special = token is not None and self._vocabulary("tools").is_special_token(token)
         return Marker(text, token if is_special else None)
 
-    @functools.cached_property
-    def _raws(self) -> list[bytes]:
-        vocabulary = Vocabulary(self._tokenizer)
-        return [vocabulary.raw(token) for token in range(self._vocabulary_size)]
-
     def _awaited(self, text: str) -> AwaitedMarker:
-        """A marker of the family, of which there are few."""
-        if text not in self._markers:
-            raw = text.encode()
-            self._markers[text] = AwaitedMarker(text=raw, overruns=overruns_of(raw, self._raws))
-        return self._markers[text]
+        """A marker of the family, of which there are few; slow the first time."""
+        if (known := self._markers.get(text)) is not None:
+            return known
+        vocabulary, raw = Vocabulary(self._tokenizer), text.encode()
+        raws = [vocabulary.raw(token) for token in range(self._vocabulary_size)]
+        made = self._markers[text] = AwaitedMarker(text=raw, overruns=overruns_of(raw, raws))
+        return made
 
     def _matcher(self, wanted: _Wanted) -> LLMatcher:
         vocabulary = self._vocabulary(wanted.param)

@@ -34,11 +34,16 @@ DEFAULT_ROLE_NAMES = {"system": "System", "user": "User", "assistant": "Assistan
 
 
 class BuiltPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt in tokens, and the state in which its answer begins."""
+    """A prompt in tokens, and the state in which its answer begins.
+
+    Attributes:
+        goes_on: the answer is the rest of one that the prompt ends with.
+    """
 
     plan: PromptPlan
     initial_state: str = "normal"
     is_chat: bool = False
+    goes_on: bool = False
 
 
 class PromptBuilder:
@@ -108,7 +113,7 @@ class PromptBuilder:
         if tail is not None:
             checkpoints.append(Checkpoint(end=tail, kind="prompt"))
         plan = PromptPlan(tokens=tokens, checkpoints=tuple(checkpoints))
-        return BuiltPrompt(plan=plan, initial_state=state, is_chat=True)
+        return BuiltPrompt(plan=plan, initial_state=state, is_chat=True, goes_on=goes_on)
 
     def _arguments(self, chat: ChatPrompt) -> dict[str, Any]:
         for name in chat.template_kwargs:
@@ -217,7 +222,7 @@ class PromptBuilder:
             before = self._render(messages, tools, arguments | {"add_generation_prompt": False})
         except RequestError:
             return text
-        shared = _shared_length(text, before)
+        shared = len(before) if text.startswith(before) else _shared_length(text, before)
         if shared == len(text):  # the template opens the answer without being asked
             return text
         # A marker may begin like what ends a turn, and lie on both sides of the boundary.

@@ -233,6 +233,9 @@ class ModelCompletionService:
             tools=tools if tools and request.tool_choice.mode != "none" else None,
             one_call=request.tool_choice.at_most_one,
             stream_calls=request.stream,
-            trim_space=prompt.is_chat and self._thread.marks_start_with_space,
+            # What an answer goes on with may begin with a space of its own.
+            trim_space=prompt.is_chat
+            and not prompt.goes_on
+            and self._thread.marks_start_with_space,
             top_logprobs=request.top_logprobs,
         )
