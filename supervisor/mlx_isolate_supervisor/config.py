@@ -77,7 +77,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
         models: in the order given; the first answers requests that name no model.
         run_dir: run directory; None = the user's, by port.
         log_dir: folder of the log file; None = the user's, "" = no log file.
-        log_format: of the log file and the console, `text` or `json`.
+        log_format: of the log file and stderr, `text` or `json`.
         cache_home: folder for converted models; None = the user's.
         allowed_origins: browser origins that may call; `loopback` stands for any loopback
             origin, `*` for all.

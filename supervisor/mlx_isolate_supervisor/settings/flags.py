@@ -178,7 +178,7 @@ FLAGS: tuple[Flag, ...] = (
         "log_format",
         _choice("text", "json"),
         "text|json",
-        "how the log file and the console are written; json is one object a line",
+        "how the log file and stderr are written; json is one object a line",
     ),
     Flag(
         name="--allowed-origins",
