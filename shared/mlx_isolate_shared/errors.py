@@ -1,7 +1,7 @@
 """Error types by whose fault they are, each of which knows its wire form.
 
 Owns the mapping from an error to an HTTP status and OpenAI's error envelope. Knows nothing of
-processes or models. See the error table in docs/behaviour.md.
+processes or models. The codes are in docs/operations.md.
 """
 
 from typing import Any

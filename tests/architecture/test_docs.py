@@ -58,6 +58,18 @@ def test_each_promise_names_its_test() -> None:
         assert NODE_ID.search(row), f"no test named in: {row}"
 
 
+def test_each_code_of_an_error_is_explained() -> None:
+    sources = [
+        path for side in ("shared", "engine", "supervisor") for path in ROOT.glob(f"{side}/**/*.py")
+    ]
+    raised = {code for path in sources for code in re.findall(r'code="(\w+)"', path.read_text())}
+    table = page_text("operations.md").partition("\n## Errors\n")[2].partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| `")]
+    told = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert raised <= told
+    assert told - raised == {"circuit_open", "model_failed", "not_found", "method_not_allowed"}
+
+
 def test_each_reported_case_has_a_test_and_no_test_an_unknown_case() -> None:
     assert set(cases.held()) == set(cases.SYMPTOMS)
 
