@@ -53,6 +53,14 @@ def test_memory_stays_bounded(overlong: Overlong) -> None:
     assert sum(map(len, splitter.finish())) <= 10
 
 
+def test_time_for_a_line_grows_with_its_length_and_not_its_square() -> None:
+    # Copied whole with each piece, it would take a minute.
+    splitter = LineSplitter(16 << 20, "drop")
+    for _ in range(16_000):
+        splitter.feed(b"x" * 512)
+    assert list(map(len, splitter.feed(b"\n"))) == [16_000 * 512]
+
+
 def test_of_a_dead_childs_flood_the_last_lines_are_handed_on() -> None:
     """Each costs its reader as much as any line, and all of them come in one turn of the loop."""
     got: list[bytes] = []

@@ -32,37 +32,36 @@ class LineSplitter:
     def __init__(self, line_bytes_max: int, overlong: Overlong) -> None:
         self._limit = line_bytes_max
         self._overlong = overlong
-        self._rest = b""
+        self._rest = bytearray()
         self._is_dropping = False
         self.dropped = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Lines that `data` completes; the unfinished rest is kept."""
-        parts = (self._rest + data).split(b"\n")
-        self._rest = parts.pop()
+        goes_on = b"\n" not in data and not self._is_dropping
+        if goes_on and len(self._rest) + len(data) <= self._limit:
+            self._rest += data
+            return []
+        *parts, rest = b"".join((self._rest, data)).split(b"\n")
         lines: list[bytes] = []
         for part in parts:
             if self._is_dropping:
                 self._is_dropping = False
             else:
                 lines += self._within_limit(part)
-        if len(self._rest) > self._limit:
-            if self._overlong == "cut":
-                # Pieces are of full length, however few bytes come at a time.
-                *whole, self._rest = self._within_limit(self._rest)
-                lines += whole
-                return lines
-            if not self._is_dropping:
-                self._is_dropping = True
-                self.dropped += 1
-            self._rest = b""
-        elif self._is_dropping:
-            self._rest = b""
+        if len(rest) > self._limit and self._overlong == "cut":
+            # Pieces are of full length, however few bytes come at a time.
+            *whole, rest = self._within_limit(rest)
+            lines += whole
+        elif len(rest) > self._limit and not self._is_dropping:
+            self._is_dropping = True
+            self.dropped += 1
+        self._rest = bytearray() if self._is_dropping else bytearray(rest)
         return lines
 
     def finish(self) -> list[bytes]:
         """The last line, if it had no newline."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest = bytes(self._rest), bytearray()
         return self._within_limit(rest) if rest and not self._is_dropping else []
 
     def _within_limit(self, line: bytes) -> list[bytes]:
