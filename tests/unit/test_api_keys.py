@@ -1,9 +1,18 @@
 """Which headers open the server."""
 
+import argparse
+from pathlib import Path
+
 import pytest
 
 from mlx_isolate_shared.errors import ConfigError
-from mlx_isolate_supervisor.commands.serve import check_exposure, is_loopback
+from mlx_isolate_supervisor.commands.serve import (
+    add_arguments,
+    check_exposure,
+    is_loopback,
+    read_again,
+    settings_of,
+)
 from mlx_isolate_supervisor.config import ServeSettings
 from mlx_isolate_supervisor.pages.auth import KeyRing
 
@@ -46,3 +55,19 @@ def test_other_addresses_need_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match=f"--host {host} lets other machines in, so an API key"):
         check_exposure(ServeSettings(host=host))
     check_exposure(ServeSettings(host=host, api_keys=("k",)))
+
+
+def test_the_last_key_does_not_go_while_other_machines_are_let_in(tmp_path: Path) -> None:
+    """Keys change at once, the address at the next start only."""
+    file = tmp_path / "config.yaml"
+    models = "models: {m: {path: /m}}"
+    file.write_text(f"host: 0.0.0.0\napiKeys: [k]\n{models}")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["--config", str(file)])
+    started = settings_of(args)
+    file.write_text(f"host: 127.0.0.1\n{models}")
+    with pytest.raises(ConfigError, match="0.0.0.0 is listened on until the next start"):
+        read_again(args, started)
+    file.write_text(f"host: 127.0.0.1\napiKeys: [other]\n{models}")
+    assert read_again(args, started).settings.api_keys == ("other",)

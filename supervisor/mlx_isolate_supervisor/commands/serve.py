@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, engine: "EngineCommand | None" = None) -> int:
         # Imported late: a port that is taken is told in a tenth of the time that this takes.
         from mlx_isolate_supervisor.app import Launch, run_daemon
 
-        read = partial(_read_again, args, may_name_no_model=resolved.names_no_model)
+        read = partial(read_again, args, resolved)
         return run_daemon(Launch(resolved=resolved, sockets=sockets, read=read, engine=engine))
     finally:
         for listener in sockets:
@@ -149,16 +149,23 @@ def settings_of(args: argparse.Namespace) -> Resolved:
     )
 
 
-def _read_again(args: argparse.Namespace, *, may_name_no_model: bool) -> Resolved:
-    """The settings for a reload.
+def read_again(args: argparse.Namespace, started: Resolved) -> Resolved:
+    """The settings for a reload of a daemon that runs with `started`.
 
     Raises:
-        ConfigError: as `settings_of`, or a file that had models names none any more: it was
-            emptied by mistake or is being written, and the demo is not meant by that.
+        ConfigError: as `settings_of`; or a file that had models names none any more: it was
+            emptied by mistake or is being written, and the demo is not meant by that; or its last
+            key is gone, and the address that needs one is listened on until the next start.
     """
     resolved = _doubt_missing_folders(settings_of(args))
-    if resolved.names_no_model and not may_name_no_model:
+    if resolved.names_no_model and not started.names_no_model:
         raise ConfigError("the file names no model; stop the daemon to serve none.")
+    host = started.settings.host
+    if not resolved.settings.api_keys and not is_loopback(host):
+        raise ConfigError(
+            f"{host} is listened on until the next start, and other machines are let in there "
+            "with an API key only; keep one until then."
+        )
     return resolved
 
 
