@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_isolate_supervisor.relay.target import WORK_PATHS
 from tests.architecture import cases, generated
 from tests.architecture.generated import ROOT
 
@@ -68,6 +69,14 @@ def test_each_code_of_an_error_is_explained() -> None:
     told = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert raised <= told
     assert told - raised == {"circuit_open", "model_failed", "not_found", "method_not_allowed"}
+
+
+def test_each_endpoint_is_told() -> None:
+    pages = page_text("operations.md") + page_text("observability.md")
+    sources = (ROOT / "supervisor/mlx_isolate_supervisor/pages").glob("*.py")
+    route = re.compile(r'\b(?:add_)?(?:get|post|delete)\(\s*"(/[^"{]*)')
+    endpoints = {path for one in sources for path in route.findall(one.read_text())} | WORK_PATHS
+    assert [path for path in sorted(endpoints) if f"`{path}" not in pages] == []
 
 
 def test_each_reported_case_has_a_test_and_no_test_an_unknown_case() -> None:
