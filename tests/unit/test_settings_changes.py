@@ -52,6 +52,13 @@ def test_some_settings_wait_for_the_next_start_and_are_named() -> None:
     assert (merged.models, merged.api_keys, merged.port) == ((B,), ("k",), 8080)
 
 
+def test_a_longer_patience_with_who_does_not_read_waits_too() -> None:
+    patient = msgspec.structs.replace(A, engine=EngineSettings(stall_timeout_s=600.0))
+    old, new = ServeSettings(models=(A,)), ServeSettings(models=(patient,))
+    assert restart_fields(old, new) == ("stall_timeout_s",)
+    assert restart_fields(new, old) == ()
+
+
 def test_a_reload_is_told_in_one_line() -> None:
     changes = ModelChanges(added=("a",), replaced=("b", "c"))
     assert describe_changes(changes, ("port",)) == (

@@ -64,11 +64,15 @@ def _engine_part(model: ModelSpec) -> dict[str, object]:
 def restart_fields(old: ServeSettings, new: ServeSettings) -> tuple[str, ...]:
     """Fields that differ and take effect at the next start only."""
     later = set(ServeSettings.__struct_fields__) - _LIVE_FIELDS - _NOT_SETTINGS
-    return tuple(
+    names = [
         name
         for name in ServeSettings.__struct_fields__
         if name in later and getattr(old, name) != getattr(new, name)
-    )
+    ]
+    if new.stall_timeout_s > old.stall_timeout_s:
+        # Engines take it at once; the relay hangs up on who does not read as it did before.
+        names.append("stall_timeout_s")
+    return tuple(names)
 
 
 def merge_live(old: ServeSettings, new: ServeSettings) -> ServeSettings:
