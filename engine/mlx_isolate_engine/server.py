@@ -31,7 +31,7 @@ from mlx_isolate_engine.exchange import Exchange
 from mlx_isolate_engine.identity import Identity
 from mlx_isolate_engine.protocols import anthropic, chat, completions
 from mlx_isolate_engine.protocols.contract import Call, Parse
-from mlx_isolate_engine.protocols.json_body import check_brackets, filter_fields
+from mlx_isolate_engine.protocols.json_body import check_parts, filter_fields
 from mlx_isolate_engine.protocols.openapi import openapi_document
 from mlx_isolate_engine.protocols.response_input import list_page
 from mlx_isolate_engine.protocols.response_store import KeptResponse, ResponseStore
@@ -226,7 +226,7 @@ class EngineServer:
             raise too_large(limit) from error
         except (aiohttp.ClientPayloadError, web.RequestPayloadError) as error:
             raise RequestError("The request body could not be read.") from error
-        check_brackets(body)
+        check_parts(body)
         return filter_fields(body, self._settings.strip_params, self._settings.set_params)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:

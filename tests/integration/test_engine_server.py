@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_isolate_engine.protocols.json_body import BRACKETS_MAX
+from mlx_isolate_engine.protocols.json_body import PARTS_MAX
 from mlx_isolate_shared.config import EngineSettings
 from mlx_isolate_shared.errors import CapacityError, EngineError, RequestError
 from tests.fakes.scripted_service import Step, content
@@ -116,11 +116,15 @@ def test_body_over_the_limit_is_413() -> None:
     run(scenario, settings=EngineSettings(body_bytes_max=1000))
 
 
-def test_body_of_too_many_lists_is_refused_before_they_are_built() -> None:
+@pytest.mark.parametrize(
+    "unknown",
+    [b"[" + b"[]," * PARTS_MAX + b"[]]", b"{" + b'"a":1,' * PARTS_MAX + b'"b":1}'],
+    ids=["lists", "fields"],
+)
+def test_body_of_too_many_parts_is_refused_before_they_are_built(unknown: bytes) -> None:
     async def scenario(served: Served) -> None:
-        lists = b"[]," * BRACKETS_MAX + b"[]"
         messages = json.dumps(HELLO["messages"]).encode()
-        response = await served.chat(b'{"x":[' + lists + b'],"messages":' + messages + b"}")
+        response = await served.chat(b'{"x":' + unknown + b',"messages":' + messages + b"}")
         assert response.status == 400
         assert "too many lists" in response.json["error"]["message"]
 

@@ -19,10 +19,10 @@ from mlx_isolate_shared.errors import RequestError
 FREE_FORM_DEPTH_MAX = 48
 # Values in one free-form field.
 FREE_FORM_NODES_MAX = 200_000
-# Lists and objects of a whole body, brackets in its texts counted like them; far more than any
-# context holds. A body of empty lists takes forty times its size once it is built, and while that
-# goes on no other thread runs, so that 64 MiB of them would be taken for a hang.
-BRACKETS_MAX = 2_000_000
+# Lists, objects and fields of a whole body, brackets and colons in its texts counted like them; far
+# more than any context holds. A body of empty lists takes forty times its size once it is built,
+# and while that goes on no other thread runs, so that 64 MiB of them would be taken for a hang.
+PARTS_MAX = 2_000_000
 
 T = TypeVar("T")
 
@@ -57,14 +57,14 @@ def decode_body(body: bytes, shape: type[T]) -> T:
         raise RequestError("The request body is nested too deeply.") from error
 
 
-def check_brackets(body: bytes) -> None:
-    """Refuse a body that could hold too many lists and objects, before any is built.
+def check_parts(body: bytes) -> None:
+    """Refuse a body that could hold too many lists, objects and fields, before any is built.
 
     Raises:
         RequestError: it could.
     """
-    if len(body) > BRACKETS_MAX and body.count(b"[") + body.count(b"{") > BRACKETS_MAX:
-        raise RequestError("The request body has too many lists and objects.")
+    if len(body) > PARTS_MAX and sum(map(body.count, (b"[", b"{", b":"))) > PARTS_MAX:
+        raise RequestError("The request body has too many lists, objects and fields.")
 
 
 def check_free_form(value: Any, param: str) -> None:
