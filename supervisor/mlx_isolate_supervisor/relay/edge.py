@@ -14,7 +14,7 @@ from mlx_isolate_shared.errors import EngineError, HttpError, RequestError
 from mlx_isolate_supervisor.relay.error_wire import error_body
 from mlx_isolate_supervisor.relay.hosts import HostPolicy
 from mlx_isolate_supervisor.relay.origins import OriginPolicy
-from mlx_isolate_supervisor.relay.target import asks_for_work, path_on_engine
+from mlx_isolate_supervisor.relay.target import WORK_PATHS, asks_for_work, path_on_engine
 
 REQUEST_ID = web.RequestKey("request_id", str)
 # Where a request goes on its engine, which decides the form of its errors.
@@ -234,6 +234,8 @@ def _instead(path: str) -> str:
         return "; leave /v1 off the client's base URL"
     if path.startswith("/api/"):
         return "; Ollama's API is not spoken here, OpenAI's is, under /v1"
+    if f"/v1{path}" in WORK_PATHS:
+        return f"; it is at /v1{path}: the client's base URL lacks /v1"
     return ""
 
 

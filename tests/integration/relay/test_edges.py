@@ -119,6 +119,7 @@ def test_a_wrong_method_is_405_and_names_the_right_one(method: str) -> None:
         ("/v1/chat/completions/", ""),
         ("/v1/v1/messages", "; leave /v1 off the client's base URL"),
         ("/api/chat", "; Ollama's API is not spoken here, OpenAI's is, under /v1"),
+        ("/responses", "; it is at /v1/responses: the client's base URL lacks /v1"),
     ],
 )
 def test_an_unknown_path_is_a_json_404(path: str, remedy: str) -> None:
