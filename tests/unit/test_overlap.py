@@ -31,7 +31,16 @@ def test_the_decision(
     gpu: GpuRoom | None,
     room: bool,
 ) -> None:
-    found = has_room_for_two(
-        policy, fits_budget=True, footprint=footprint, available=available, gpu=gpu
-    )
-    assert found is room
+    for fits in (True, False):
+        asked: list[bool] = []
+
+        def fits_budget(fits: bool = fits, asked: list[bool] = asked) -> bool:
+            asked.append(fits)
+            return fits
+
+        found = has_room_for_two(
+            policy, fits_budget=fits_budget, footprint=footprint, available=available, gpu=gpu
+        )
+        assert found is (room and fits)
+        # It looks at the model's files: of a hundred models that are down that is not done in vain.
+        assert bool(asked) is room

@@ -298,7 +298,7 @@ class Machine:
         engine = self.crew.engine
         return has_room_for_two(
             self._context.residency.limits.policy,
-            fits_budget=self._side.has_space_beside(),
+            fits_budget=self._side.has_space_beside,
             footprint=engine.memory[0] if engine and engine.memory else None,
             available=self._context.available_bytes(),
             gpu=engine.gpu_room if engine else None,
