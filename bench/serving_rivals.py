@@ -83,6 +83,7 @@ class Rival:
             "HOME": str(self._home),
             "MLX_ISOLATE_CACHE_DIR": f"{self._home}/cache",
             "MLX_ISOLATE_LOG_DIR": f"{self._home}/logs",
+            "MLX_ISOLATE_RUN_DIR": f"{self._home}/run",
             "HF_HUB_OFFLINE": "1",
         }
         command = ["/bin/sh", "-c", LOOP, "loop"] if self._is_looped else []
