@@ -74,13 +74,13 @@ def need_of(
         devices: the GPUs that are known.
     """
     cache = spec.engine.prompt_cache_bytes or 0
-    weights = weights_bytes(spec)
-    own = unmeasured_bytes(weights) if measured is None else measured.bytes
+    # The disk is looked at only where no measurement says it.
+    own = unmeasured_bytes(weights_bytes(spec)) if measured is None else measured.bytes
     gpu = gpu_of(spec)
     device = (devices or {}).get(gpu)
     if device is None or not device.has_own_memory:
         return Need(bytes=own + cache)
     # Of the process itself, GPU_PROCESS_BYTES lie there.
     measured_there = 0 if measured is None else measured.gpu_bytes
-    held = measured_there or _loaded_bytes(weights)
+    held = measured_there or _loaded_bytes(weights_bytes(spec))
     return Need(bytes=own, gpu=gpu, gpu_bytes=GPU_PROCESS_BYTES + held + cache)
