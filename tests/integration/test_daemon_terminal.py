@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlx_isolate_supervisor.exit_codes import CUT_BASE, FAILED, OK
+from mlx_isolate_supervisor.stop_signals import REPEAT_S
 from tests.free_port import free_port
 from tests.running_daemon import FAKE, ROOT, RunningDaemon, environment, fake_model
 from tests.waiting import wait_for
@@ -39,15 +40,19 @@ class Terminal:
         os.write(self._fd, keys)
 
     def wait_text(self, pattern: str, keys: bytes = b"") -> re.Match[str]:
-        """Read until `pattern` has been shown; until then somebody types `keys`."""
+        """Read until `pattern` has been shown; whenever nothing is, somebody types `keys`.
+
+        Not at once: a second signal so soon is the first one's repetition, and one more than the
+        daemon has told about may meet a Python that is on its way out.
+        """
         end = time.monotonic() + DEADLINE_S
         while True:
             found = re.search(pattern, self.seen, re.MULTILINE)
             if found:
                 return found
             assert time.monotonic() < end, f"{pattern!r} not in {self.seen!r}"
-            self.type(keys)
-            self._read(0.1)
+            if not self._read(5 * REPEAT_S):
+                self.type(keys)
 
     def wait_end(self) -> int:
         """The exit status."""
@@ -59,12 +64,15 @@ class Terminal:
             assert time.monotonic() < end, self.seen
             self._read(0.02)
 
-    def _read(self, wait_s: float) -> None:
-        if select.select([self._fd], [], [], wait_s)[0]:
-            try:
-                self.seen += os.read(self._fd, 65536).decode()
-            except OSError:  # the other end has been closed
-                return
+    def _read(self, wait_s: float) -> bool:
+        """Whether something was shown."""
+        if not select.select([self._fd], [], [], wait_s)[0]:
+            return False
+        try:
+            self.seen += os.read(self._fd, 65536).decode()
+        except OSError:  # the other end has been closed
+            return False
+        return True
 
     def close(self) -> None:
         try:
