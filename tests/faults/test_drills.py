@@ -92,6 +92,7 @@ def test_a_full_disk_costs_no_answer_in_the_drill(full_model: Path, fake_plan: O
     assert report.result == "kept", told(report)
 
 
+@pytest.mark.alone
 def test_a_slow_model_has_the_time_that_it_needed_before(
     fake_plan: OwnPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
