@@ -9,15 +9,26 @@ from typing import Literal
 
 import msgspec
 
+from mlx_isolate_supervisor.settings.flag_values import (
+    any_text,
+    choice,
+    fraction,
+    gigabytes,
+    json_names,
+    json_object,
+    kv_bits,
+    port,
+    positive,
+    temperature,
+    text,
+)
 from mlx_isolate_supervisor.settings.quantities import (
-    parse_number,
     parse_size,
     parse_switch,
     parse_time,
     parse_whole,
 )
 
-GB = 1_000_000_000
 ENVIRONMENT_PREFIX = "MLX_ISOLATE_"
 
 Scope = Literal["daemon", "engine"]
@@ -57,83 +68,6 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
         return ENVIRONMENT_PREFIX + self.name.removeprefix("--").replace("-", "_").upper()
 
 
-def _gigabytes(text: str) -> object:
-    return parse_size(text, GB)
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("is empty")
-    return text
-
-
-def _any_text(text: str) -> str:
-    return text
-
-
-def _port(text: str) -> int:
-    port = parse_whole(text)
-    if port > 65535:
-        raise ValueError("is not a port; ports end at 65535")
-    return port
-
-
-def _positive(text: str) -> int:
-    number = parse_whole(text)
-    if number < 1:
-        raise ValueError("must be at least 1")
-    return number
-
-
-def _fraction(text: str) -> float:
-    number = parse_number(text)
-    if number > 1:
-        raise ValueError("must lie between 0 and 1")
-    return number
-
-
-def _temperature(text: str) -> float:
-    number = parse_number(text)
-    if number > 2:
-        raise ValueError("must lie between 0 and 2")
-    return number
-
-
-def _object(text: str) -> object:
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.DecodeError:
-        message = "is not a JSON object, such as '{\"enable_thinking\": false}'"
-        raise ValueError(message) from None
-
-
-def _names(text: str) -> object:
-    try:
-        return msgspec.json.decode(text, type=dict[str, str])
-    except msgspec.DecodeError:
-        message = 'is not a JSON object of names and folders, such as \'{"polite": "/lora"}\''
-        raise ValueError(message) from None
-
-
-def _choice(*choices: str) -> Callable[[str], str]:
-    by_folded = {choice.lower(): choice for choice in choices}
-
-    def parse(text: str) -> str:
-        try:
-            return by_folded[text.lower()]
-        except KeyError:
-            raise ValueError(f"is not one of {', '.join(choices)}") from None
-
-    return parse
-
-
-def _kv_bits(text: str) -> int:
-    number = parse_whole(text)
-    if number not in (2, 3, 4, 5, 6, 8):
-        raise ValueError("must be one of 2, 3, 4, 5, 6, 8")
-    return number
-
-
 def _daemon(
     name: str,
     field: str,
@@ -159,24 +93,24 @@ def _engine(
 
 
 FLAGS: tuple[Flag, ...] = (
-    _daemon("--host", "host", _text, "ADDRESS", "address to listen on"),
-    _daemon("--port", "port", _port, "PORT", "port to listen on; 0 lets the system choose"),
-    _daemon("--config", "config_path", _text, "FILE", "configuration file (YAML)"),
+    _daemon("--host", "host", text, "ADDRESS", "address to listen on"),
+    _daemon("--port", "port", port, "PORT", "port to listen on; 0 lets the system choose"),
+    _daemon("--config", "config_path", text, "FILE", "configuration file (YAML)"),
     _daemon("--watch-config", "watch_config", parse_switch, "", "reload the file when it changes"),
-    _daemon("--run-dir", "run_dir", _text, "FOLDER", "folder for the sockets of the engines"),
-    _daemon("--log-dir", "log_dir", _any_text, "FOLDER", "folder of the log file; '' for none"),
-    _daemon("--cache-dir", "cache_home", _text, "FOLDER", "folder for converted models"),
+    _daemon("--run-dir", "run_dir", text, "FOLDER", "folder for the sockets of the engines"),
+    _daemon("--log-dir", "log_dir", any_text, "FOLDER", "folder of the log file; '' for none"),
+    _daemon("--cache-dir", "cache_home", text, "FOLDER", "folder for converted models"),
     _daemon(
         "--log-level",
         "log_level",
-        _choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+        choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
         "DEBUG|INFO|WARNING|ERROR|CRITICAL",
         "how much to log",
     ),
     _daemon(
         "--log-format",
         "log_format",
-        _choice("text", "json"),
+        choice("text", "json"),
         "text|json",
         "how the log file and stderr are written; json is one object a line",
     ),
@@ -184,7 +118,7 @@ FLAGS: tuple[Flag, ...] = (
         name="--allowed-origins",
         field="allowed_origins",
         scope="daemon",
-        parse=_text,
+        parse=text,
         metavar="ORIGIN,…",
         help="browser origins that may call; '*' for all, 'loopback' for those of this machine",
         several=True,
@@ -193,7 +127,7 @@ FLAGS: tuple[Flag, ...] = (
         name="--allowed-hosts",
         field="allowed_hosts",
         scope="daemon",
-        parse=_text,
+        parse=text,
         metavar="NAME,…",
         help="further names by which clients may address this server; '*' for any",
         several=True,
@@ -202,28 +136,28 @@ FLAGS: tuple[Flag, ...] = (
         name="--api-key",
         field="api_keys",
         scope="daemon",
-        parse=_text,
+        parse=text,
         metavar="KEY",
         help="key that clients must send; may be given several times",
         several=True,
         secret=True,
     ),
-    _daemon("--api-key-file", "api_key_file", _text, "FILE", "file with one API key a line"),
+    _daemon("--api-key-file", "api_key_file", text, "FILE", "file with one API key a line"),
     _daemon("--metrics", "metrics", parse_switch, "", "answer /metrics"),
-    _daemon("--blas", "blas", _text, "auto|off|PATH", "BLAS to preload into CPU engines"),
+    _daemon("--blas", "blas", text, "auto|off|PATH", "BLAS to preload into CPU engines"),
     _daemon("--standby", "standby", parse_whole, "N", "spare engines kept ready to take a model"),
     _daemon("--models-max", "models_max", parse_whole, "N", "models loaded at once; 0 = any"),
     _daemon(
         "--memory-budget-gb",
         "memory_budget_bytes",
-        _gigabytes,
+        gigabytes,
         "GB",
         "memory for all engines, in GB or as 20%",
     ),
     _daemon(
         "--memory-policy",
         "memory_policy",
-        _choice("auto", "keep_then_commit", "evict_first"),
+        choice("auto", "keep_then_commit", "evict_first"),
         "auto|keep_then_commit|evict_first",
         "whether a new engine may load beside the one it replaces",
     ),
@@ -291,18 +225,18 @@ FLAGS: tuple[Flag, ...] = (
         "SIZE",
         "prompt cache in memory, all models together",
     ),
-    _engine("--adapter-path", _text, "FOLDER", "LoRA adapter of the model"),
+    _engine("--adapter-path", text, "FOLDER", "LoRA adapter of the model"),
     _engine(
         "--adapters",
-        _names,
+        json_names,
         "JSON",
         'LoRA adapters that requests choose by name, as {"name": "folder"}',
     ),
-    _engine("--draft-model", _text, "MODEL", "model for speculative decoding"),
-    _engine("--num-draft-tokens", _positive, "N", "tokens drafted at a time"),
+    _engine("--draft-model", text, "MODEL", "model for speculative decoding"),
+    _engine("--num-draft-tokens", positive, "N", "tokens drafted at a time"),
     _engine("--log-text", parse_switch, "", "log prompts and answers; they may be private"),
     _engine("--trust-remote-code", parse_switch, "", "run code that comes with the tokenizer"),
-    _engine("--chat-template", _text, "TEMPLATE", "chat template, or a file that holds it"),
+    _engine("--chat-template", text, "TEMPLATE", "chat template, or a file that holds it"),
     _engine(
         "--use-default-chat-template",
         parse_switch,
@@ -311,37 +245,37 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _engine(
         "--chat-template-args",
-        _object,
+        json_object,
         "JSON",
         'arguments of the chat template, as {"enable_thinking": false}',
     ),
-    _engine("--temp", _temperature, "T", "default sampling temperature"),
-    _engine("--top-p", _fraction, "P", "default nucleus sampling"),
+    _engine("--temp", temperature, "T", "default sampling temperature"),
+    _engine("--top-p", fraction, "P", "default nucleus sampling"),
     _engine("--top-k", parse_whole, "K", "default top-k; 0 = off"),
-    _engine("--min-p", _fraction, "P", "default min-p; 0 = off"),
-    _engine("--max-tokens", _positive, "N", "default limit of generated tokens"),
+    _engine("--min-p", fraction, "P", "default min-p; 0 = off"),
+    _engine("--max-tokens", positive, "N", "default limit of generated tokens"),
     _engine(
-        "--decode-concurrency", _positive, "N", "requests decoded together; 1 = the serial lane"
+        "--decode-concurrency", positive, "N", "requests decoded together; 1 = the serial lane"
     ),
-    _engine("--prompt-concurrency", _positive, "N", "prompts processed together"),
-    _engine("--prefill-step-size", _positive, "N", "prompt tokens a step"),
+    _engine("--prompt-concurrency", positive, "N", "prompts processed together"),
+    _engine("--prefill-step-size", positive, "N", "prompt tokens a step"),
     _engine("--prompt-cache-size", parse_whole, "N", "prompts kept in memory, a model"),
-    _engine("--kv-bits", _kv_bits, "BITS", "quantize the KV cache to 2, 3, 4, 5, 6 or 8 bits"),
-    _engine("--kv-group-size", _positive, "N", "group size of the KV quantization"),
+    _engine("--kv-bits", kv_bits, "BITS", "quantize the KV cache to 2, 3, 4, 5, 6 or 8 bits"),
+    _engine("--kv-group-size", positive, "N", "group size of the KV quantization"),
     _engine("--quantized-kv-start", parse_whole, "N", "position at which quantization starts"),
-    _engine("--ssd-cache-dir", _text, "FOLDER", "keep prompt caches on disk here"),
-    _engine("--ssd-cache-max-gb", _gigabytes, "GB", "cap of that folder", "ssd_cache_bytes_max"),
+    _engine("--ssd-cache-dir", text, "FOLDER", "keep prompt caches on disk here"),
+    _engine("--ssd-cache-max-gb", gigabytes, "GB", "cap of that folder", "ssd_cache_bytes_max"),
     _engine("--ssd-cache-verify", parse_switch, "", "check every tensor read from it"),
     _engine(
         "--ssd-restore",
-        _choice("auto", "always", "never"),
+        choice("auto", "always", "never"),
         "auto|always|never",
         "restore from disk; auto = where that is faster",
     ),
     _engine("--ssd-write-behind", parse_switch, "", "write completed prompts to disk when idle"),
     _engine(
         "--ssd-spill-queue-gb",
-        _gigabytes,
+        gigabytes,
         "GB",
         "waiting writes of evicted prompts",
         "ssd_spill_queue_bytes",
